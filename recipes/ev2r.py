@@ -244,7 +244,7 @@ def add_score(add):
 
 
 def main():
-    kit.run_job(kit.arguments(__doc__, {score: add_score}))
+    kit.run(__doc__, score, add_score)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(
         (["polar", "bears"], "quotes"),
         ([" \n"], "the claim is empty"),
         (["sea", "--top", "x"], "argument --top"),
-        (["sea"], "no classifier; train one: python 05_classify.py train --data"),
+        (["sea"], "no classifier; train one: python recipes/train/classifier.py --data"),
         (["sea", "--work", "w"], "w/index: no index; make one: python 01_index.py --data"),
     ],
 )

@@ -287,23 +287,22 @@ def test_messages_are_one_line_without_passwords_and_control_characters(capsys):
 def test_work_follows_data_and_the_first_job_is_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data/other").mkdir(parents=True)
-    jobs = {KIT.retrieve: KIT.add_retrieve, KIT.mine: KIT.add_mine}
+    jobs = {KIT.retrieve: KIT.add_retrieve, KIT.fuse: KIT.add_fuse}
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--data", "data/other/", "--top-k", "7"])
     args = KIT.command_line(jobs)
     assert (args.job, args.work, args.top_k) == ("retrieve", "work/other", 7)
     assert args.claims == "data/other//claims.test.tsv" and args.out == "work/other/test"
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "mine", "--work", "w"])
-    args = KIT.command_line(jobs)
-    assert args.run == "w/train/hybrid.tsv" and args.qrels == "data/demo/qrels.train.tsv"
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "fuse", "a.tsv", "--work", "w"])
+    assert KIT.command_line(jobs).out == "w/test/fused.tsv"
 
 
-def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "mine", "--help"])
+def test_help_shows_the_defaults_that_there_are_and_of_one_job_its_flags(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "--help"])
     with pytest.raises(SystemExit):
-        KIT.command_line({KIT.mine: KIT.add_mine})
+        KIT.command_line({KIT.retrieve: KIT.add_retrieve})
     shown = " ".join(capsys.readouterr().out.split())
-    assert "abstract, as --hard (default: 0)" in shown and "(default: {data}/corpus.jsonl)" in shown
-    assert "required --scale" in shown and "found or not shared" in shown
+    assert "in a run (default: 100)" in shown and "(default: {data}/corpus.jsonl)" in shown
+    assert "(default: all that are in --index) --restrict" in shown and "Reads claims" in shown
     assert "(default: )" not in shown and "None)" not in shown and "False)" not in shown
 
 
@@ -311,7 +310,7 @@ def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
     "error, said",
     [
         (OSError(28, "No space left on device", "a.tsv"), "error: a.tsv: [Errno 28] No space left"),
-        (ImportError("No module named 'peft'"), "error: mine: No module named 'peft'"),
+        (ImportError("No module named 'peft'"), "error: retrieve: No module named 'peft'"),
     ],
 )
 def test_faults_of_the_machine_are_one_line(capsys, error, said):
@@ -319,5 +318,5 @@ def test_faults_of_the_machine_are_one_line(capsys, error, said):
         raise error
 
     assert said in refusal(
-        capsys, KIT.run_job, SimpleNamespace(function=fault, job="mine", data="data/demo")
+        capsys, KIT.run_job, SimpleNamespace(function=fault, job="retrieve", data="data/demo")
     )

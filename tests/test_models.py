@@ -337,21 +337,18 @@ def test_a_gated_model_is_refused_without_a_token(script, served, toy):
     assert "gated" in said and "HF_TOKEN" in said
 
 
-@pytest.mark.parametrize(
-    "train", ["03_rerank.py train data/demo/pairs.jsonl", "05_classify.py train"]
-)
+@pytest.mark.parametrize("train", ["reranker.py data/demo/pairs.jsonl", "classifier.py"])
 def test_a_language_model_can_be_trained_to_score_and_to_classify(script, toy, train):
     name = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    done = script(f"{train} --epochs 1 --model {name} --out work/m")
-    assert "a new classification head is trained" in done.stdout
-    job = train.split()[0]
+    done = script(f"{layouts.ROOT}/recipes/train/{train} --epochs 1 --model {name} --out work/m")
+    job = "03_rerank.py" if "rerank" in train else "05_classify.py"
     assert facts(done)["loss"] and facts(script(f"{job} --model work/m"))["pairs"] > 0
 
 
 def test_a_decoder_only_reranker_keeps_its_template_when_it_is_trained(script, toy):
     name = "Qwen/Qwen3-Reranker-0.6B"
-    train = f"03_rerank.py train data/demo/pairs.jsonl --model {name} --out work/m"
-    facts(script(f"{train} --lora 2 --epochs 1 --lr 0.001"))
+    train = f"{layouts.ROOT}/recipes/train/reranker.py data/demo/pairs.jsonl --model {name}"
+    facts(script(f"{train} --lora 2 --epochs 1 --lr 0.001 --out work/m"))
     facts(script("03_rerank.py --model work/m --out a.tsv"))
     facts(script(f"03_rerank.py --model {name} --out b.tsv"))
     trained = scores_of(toy / "a.tsv")

@@ -91,9 +91,9 @@ def test_claims_are_held_out_whole():
     trained, held_out = KIT.hold_out(pairs, arguments())
     assert 80 <= len(held_out) <= 120 and len(trained) + len(held_out) == 999
     assert not len(KIT.hold_out(pairs, arguments(held_out=0))[1])
-    for share in (0.001, 0.99):  # more parts than claims; a single part
+    for table, share in ((pairs, 0.99), (pairs[:4], 0.1), (pairs.assign(claim_id="c"), 0.1)):
         with pytest.raises(SystemExit):
-            KIT.hold_out(pairs, arguments(held_out=share))
+            KIT.hold_out(table, arguments(held_out=share))
     assert not set(held_out["claim_id"]) & set(trained["claim_id"])
 
 
@@ -145,7 +145,7 @@ def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call
     assert made["rows"] + made["held_out"] == 181
     assert len(made["held_out_f1_weighted"]) == 4  # before, 3 epochs
     assert made["held_out_F1"] == pytest.approx(max(made["held_out_f1_weighted"][1:]), abs=1e-4)
-    kill = kill_before("log = training.state.log_history")
+    kill = kill_before("log = trainer.state.log_history")
     assert killed(SCRIPT, f"{words} killed", cwd=many, edits=kill)
     max(many.glob("killed.parts/*/checkpoint-*/trainer_state.json")).unlink()  # torn by the kill
     again = facts(call(SCRIPT, f"{words} killed", cwd=many))
@@ -182,8 +182,7 @@ def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
     made = facts(call(SCRIPT, f"{words} test {plain}", cwd=toy))
     assert made["held_out"] == 9 and made["rows"] == 5
     assert json.loads((toy / "m/config.json").read_text())["stance_shares"] == [0.4, 0.2, 0.4]
-    shown = call(SCRIPT, f"{words} dev --held-out 0", cwd=toy).stdout
-    assert "claims.dev.tsv, data/demo/qrels.dev.tsv, so no dev evaluation" in shown
+    refused(toy, SCRIPT, f"{words} dev", said="claims.dev.tsv: not found")
     refused(toy, SCRIPT, f"{words} test --freeze 1 --lora 2", said="--freeze: --lora trains")
     words = f"{HYBRID} {SHORT} --adjust 0.5 --model"
     facts(call("05_classify.py", f"{words} m", cwd=toy))

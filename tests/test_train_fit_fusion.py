@@ -32,7 +32,7 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert f"{(1 / ideal + 1) / 3:.4f}  rrf, k = 1, weights (0.4, 0.6)" in lines
     assert "union" not in done.stdout and len(lines) == 2 + 1 + 10 + 1
     # One of three claims is held out each time, as folds are more than claims.
-    assert "  in 5-fold cross-validation; these, fitted on all claims:" in lines[2]
+    assert "  in 5-fold cross-validation; the best fusions of all claims:" in lines[2]
     assert fusion["held_out_value"] <= fusion["value"] and fusion["claims"] == 3
     # c4 was judged, but has no evidence: it is in the qrels, and both runs lack c3 and c4
     assert done.stderr.count("warning: ") == 2 and "q.tsv" not in done.stderr

@@ -152,11 +152,14 @@ def test_without_rules_negative_scores_leave_nothing_out(toy, call):
     assert all(row["target"] == 0 for row in records(toy / "x.jsonl"))
 
 
-def test_a_share_of_a_score_below_0_is_refused(toy, refused):
+def test_a_share_of_a_score_needs_a_scale(toy, refused):
     tsv(toy / "r.tsv", RUN, "c3|0001|1|1.0; c3|0002|2|-1.0")
     tsv(toy / "q.tsv", QRELS, "c3|0002|SUPPORTS")
-    words = "r.tsv --qrels q.tsv --out x.jsonl --relative-margin 0.9"
-    refused(toy, SCRIPT, words, said="--relative-margin: shares of scores below 0")
+    words = "{} --qrels q.tsv --out x.jsonl --relative-margin 0.9"
+    said = "{} is a fusion, or has scores below 0"
+    refused(toy, SCRIPT, words.format("r.tsv"), said=said.format("r.tsv"))
+    tsv(toy / "hybrid.tsv", RUN, "c3|0001|1|1.0; c3|0002|2|0.5")
+    refused(toy, SCRIPT, words.format("hybrid.tsv"), said=said.format("hybrid.tsv"))
 
 
 def test_a_file_without_examples_is_not_written(toy, refused):

@@ -135,7 +135,7 @@ def test_kill_9_in_training_ends_in_the_same_bytes(toy, call, killed):
     tiny(toy / "tiny")
     words = (*TRAIN, "data/demo/pairs.jsonl", "--epochs", 2, *DEV)
     whole = facts(call(SCRIPT, *words, "--out", "whole", cwd=toy))
-    kill = kill_before("log = training.state.log_history")
+    kill = kill_before("log = trainer.state.log_history")
     assert killed(SCRIPT, *words, "--out", "killed", cwd=toy, edits=kill)
     state = max(toy.glob("killed.parts/*/checkpoint-*/trainer_state.json"))
     state.unlink()  # as if the kill had torn the last checkpoint
@@ -149,7 +149,14 @@ def test_a_dev_run_that_is_not_there_and_pairs_for_a_loss_on_tuples_are_refused(
     tiny(toy / "tiny")
     words = (*TRAIN, "data/demo/pairs.jsonl")
     refused(toy, SCRIPT, *words, "--dev-run", "typo.tsv", said="typo.tsv: not found")
-    refused(toy, SCRIPT, *words, "--loss", "softmax", said="claim or abstract: 'positive'")
+    refused(
+        toy,
+        SCRIPT,
+        *words,
+        "--loss",
+        "softmax",
+        said="no example for this call, KeyError('positive')",
+    )
 
 
 def test_two_trainings_on_one_output_do_not_meet(toy, call, refused):

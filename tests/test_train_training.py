@@ -1,4 +1,4 @@
-"""What the trainings of 01, 03 and 05 share: adapters, checkpoints, fields, model cards."""
+"""recipes/train/training.py: adapters, checkpoints, fields."""
 
 import json
 import sys
@@ -16,9 +16,9 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is optional")
 PAIRS = [("ice", "the sea is up " * 5), ("sun", "ice melts"), ("the sun is up", "sea")]
 JOBS = {  # the model, examples of the toy, and the folder of the trained model
-    "01_index.py": ("encoder", ["tuples.jsonl"], "work/demo/models/encoder"),
-    "03_rerank.py": ("tiny", ["data/demo/pairs.jsonl"], "work/demo/models/reranker"),
-    "05_classify.py": ("tiny", ["--held-out", 0], "work/demo/models/classifier"),
+    "encoder.py": ("encoder", ["tuples.jsonl"], "work/demo/models/encoder"),
+    "reranker.py": ("tiny", ["data/demo/pairs.jsonl"], "work/demo/models/reranker"),
+    "classifier.py": ("tiny", ["--held-out", 0], "work/demo/models/classifier"),
 }
 SHORT = ("--max-length", 24, "--batch-size", 1, "--epochs", 1, "--lr", 1e-2)
 
@@ -43,7 +43,7 @@ def small(toy):
 
 def words_of(script):
     model, examples, _ = JOBS[script]
-    return ("train", *examples, "--model", model, *SHORT)
+    return (*examples, "--model", model, *SHORT)
 
 
 def weights_of(folder):
@@ -60,7 +60,7 @@ def scores_of(model):
 @needs_peft
 @pytest.mark.parametrize("kind", ["encoder", "new head", "reranker", "classifier", "causal"])
 def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_path, kind):
-    kit = load("03_rerank.py")
+    kit = load("recipes/train/training.py")
     folder = tmp_path / "base"
     options = {"device": "cpu"}
     if kind == "causal":
@@ -84,8 +84,8 @@ def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_p
             torch.nn.init.normal_(weight, std=0.01)
     wanted = scores_of(model)
     adapter.merge_and_unload()
-    task = {"arguments": {"model": "base", "fields": "title,abstract"}, "inputs": {}}
-    kit.save_model(model, tmp_path / "merged", task, {})
+    args = Namespace(out=tmp_path / "merged", fields="title,abstract")
+    kit.save_model(model, {}, {}, args)
     found = scores_of(model_class(str(tmp_path / "merged"), device="cpu"))
     assert abs(wanted - before).max() > 1e-3
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
@@ -95,7 +95,7 @@ def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_p
 @pytest.mark.parametrize("script", JOBS)
 def test_an_adapter_trains_less_and_leaves_an_ordinary_model(small, call, killed, script):
     words = (*words_of(script), "--lora", 2, "--checkpointing", "--accumulate", 2)
-    kill = kill_before("log = training.state.log_history")
+    kill = kill_before("log = trainer.state.log_history")
     assert killed(script, *words, cwd=small, edits=kill)
     [*_, checkpoint] = sorted(small.glob("work/demo/models/*.parts/*/checkpoint-*"))
     names = set(load_file(checkpoint / "trained.safetensors"))
@@ -112,8 +112,8 @@ def test_an_adapter_trains_less_and_leaves_an_ordinary_model(small, call, killed
 
 def test_without_peft_one_line_names_it(small, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    words = (*words_of("03_rerank.py"), "--lora", 2)
-    refused(small, "03_rerank.py", *words, said="peft", kept=".parts")
+    words = (*words_of("reranker.py"), "--lora", 2)
+    refused(small, "reranker.py", *words, said="peft", kept=".parts")
 
 
 # ---------------------------------------------------------------- Checkpoints
@@ -121,7 +121,7 @@ def test_without_peft_one_line_names_it(small, refused, monkeypatch):
 @pytest.mark.parametrize("lora", [0, pytest.param(2, marks=needs_peft)])
 @pytest.mark.filterwarnings("error::FutureWarning")  # a user would read it at each training
 def test_kill_9_within_the_only_epoch_ends_in_the_same_bytes(small, call, killed, script, lora):
-    words = (*words_of(script), "--lora", lora, "--save-steps", 0.2)
+    words = (*words_of(script), "--lora", lora)
     _, _, out = JOBS[script]
     whole = facts(call(script, *words, cwd=small))
     (small / out).rename(small / "whole")
@@ -139,8 +139,8 @@ def test_kill_9_within_the_only_epoch_ends_in_the_same_bytes(small, call, killed
 @pytest.mark.parametrize(
     ("script", "options"),
     [
-        ("03_rerank.py", ["--loss", "bce"]),
-        ("05_classify.py", ["--loss", "cross-entropy", "--sampler", "shuffle"]),
+        ("reranker.py", ["--loss", "bce"]),
+        ("classifier.py", ["--loss", "cross-entropy", "--sampler", "shuffle"]),
     ],
 )
 def test_accumulated_batches_train_as_one(small, call, script, options):
@@ -153,17 +153,6 @@ def test_accumulated_batches_train_as_one(small, call, script, options):
     assert abs(one - accumulated).max() < 1e-5 < 1e-4 < abs(one - other).max()
 
 
-def test_cached_and_plain_losses_of_a_batch_are_equal(small):
-    kit = load("01_index.py")
-    values = []
-    for cache in (0, 1):
-        encoder = SentenceTransformer(str(small / "encoder"), device="cpu").eval()
-        loss = kit.loss_of(encoder, Namespace(loss="mnrl", scale=20, cache=cache))
-        features = [encoder.preprocess(list(texts)) for texts in zip(*PAIRS)]
-        values.append(loss(features, None).item())
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
-
-
 @pytest.mark.parametrize("script", JOBS)
 def test_texts_of_one_letter_train(small, call, script):
     abstracts = [{"abstract_id": name, "abstract": "x"} for name in ABSTRACTS]
@@ -172,23 +161,20 @@ def test_texts_of_one_letter_train(small, call, script):
     assert facts(call(script, *words_of(script), cwd=small))["made"]
 
 
-# ---------------------------------------------------------------- Fields and cards
+# ---------------------------------------------------------------- Fields
 @pytest.mark.parametrize("script", JOBS)
-def test_a_model_remembers_fields_and_has_a_card(small, call, script):
+def test_a_model_remembers_fields(small, call, script):
     facts(call(script, *words_of(script), "--fields", "abstract", cwd=small))
     _, _, out = JOBS[script]
     config = json.loads((small / out / "config.json").read_text())
     assert config["trained_fields"] == "abstract"
-    card = (small / out / "README.md").read_text().splitlines()
-    assert [line[:7] for line in card if line.startswith("-")] == [
-        "- Data:",
-        "- Flags",
-        "- Figur",
-        "- Versi",
-    ]
-    read = ("--indexes", "dense", "--dense-model", out) if script == "01_index.py" else ()
+    read = {
+        "encoder.py": ("01_index.py", "--indexes", "dense", "--dense-model", out),
+        "reranker.py": ("03_rerank.py",),
+        "classifier.py": ("05_classify.py",),
+    }
     for fields, warnings in (("title,abstract", 1), ("abstract", 0)):
-        done = call(script, *read, "--fields", fields, cwd=small)
+        done = call(*read[script], "--fields", fields, cwd=small)
         facts(done)
         assert done.stderr.count("trained on the fields abstract, it gets") == warnings
 

@@ -87,4 +87,4 @@ def add_average(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {average: add_average}))
+    kit.run(__doc__, average, add_average)

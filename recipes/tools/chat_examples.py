@@ -125,4 +125,4 @@ def add_chats(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {chats: add_chats}))
+    kit.run(__doc__, chats, add_chats)

@@ -61,4 +61,4 @@ def add_combine(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {combine: add_combine}))
+    kit.run(__doc__, combine, add_combine)

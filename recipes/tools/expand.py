@@ -88,4 +88,4 @@ def add_expand(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {expand: add_expand}))
+    kit.run(__doc__, expand, add_expand)

@@ -67,4 +67,4 @@ def add_fewshot(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {fewshot: add_fewshot}))
+    kit.run(__doc__, fewshot, add_fewshot)

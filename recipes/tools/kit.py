@@ -84,6 +84,11 @@ def arguments(doc, jobs, split="test"):
     return LLM_RERANK.command_line(groups)
 
 
+def run(doc, job, add_flags, split="test"):
+    """Run a program of one job; arguments as in arguments()."""
+    run_job(arguments(doc, {job: add_flags}, split))
+
+
 def add_groups(add_flags, split, job):
     """Add the flags of a job, and those that all scripts have; --split if a default names it."""
     add_flags(job.add_argument_group("flags of this job").add_argument)

@@ -118,4 +118,4 @@ def add_learn(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {learn: add_learn}))
+    kit.run(__doc__, learn, add_learn)

@@ -103,4 +103,4 @@ def add_sentences(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {sentences: add_sentences}))
+    kit.run(__doc__, sentences, add_sentences)

@@ -1,3 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1", "protobuf==7.36.2",
+#   "scikit-learn==1.9.1", "sentence-transformers==6.2.0", "sentencepiece==0.2.3",
+#   "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
+# ]
+# ///
 """
 Fine-tune an encoder, a reranker or an NLI model to label pairs of claim and abstract.
 
@@ -12,13 +20,16 @@ Examples
     python 05_classify.py --model work/demo/models/classifier
 """
 
+import contextlib
 import functools
 import re
+from fractions import Fraction
 
 import numpy as np
 import training
 from training import CLASSIFY, kit
 
+calibrated = CLASSIFY.calibrated
 TEMPERATURES = (0.05, 20)  # the search for the best one stays within
 
 
@@ -48,19 +59,25 @@ def read_pairs(claims_path, qrels_path, abstracts, examples=None):
 def hold_out(table, args):
     """Split a table into pairs to train on and held-out pairs, stratified by label.
 
-    With --split-by claim, the pairs of a claim stay together.
+    With --split-by claim, the pairs of a claim stay together. --held-out 0.4 is two of five parts.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    if not args.held_out:
-        return table, table[:0]
-    splitter = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
-    folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
-    try:
-        rows, held_out = next(folds.split(table, table["gold"], table["claim_id"]))
-    except ValueError as error:  # fewer pairs, or claims, than folds
-        kit.fail("--held-out", f"{error}; take 0")
-    return table.iloc[rows], table.iloc[held_out]
+    part = Fraction(args.held_out).limit_denominator(20)
+    splitter = StratifiedKFold
+    groups = None
+    if args.split_by == "claim":
+        splitter = StratifiedGroupKFold
+        groups = table["claim_id"]
+    is_held_out = np.zeros(len(table), bool)
+    with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs than folds, or one fold
+        folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
+        # Ties depend on the order of the labels: minus makes it that of the alphabet.
+        for _, rows in list(folds.split(table, -table["gold"], groups))[: part.numerator]:
+            is_held_out[rows] = True
+    if part and not 0 < is_held_out.sum() < len(table):
+        kit.fail("--held-out", "too few pairs or claims to hold out this share; take 0")
+    return table[~is_held_out], table[is_held_out]
 
 
 # ---------- Classes of different sizes
@@ -165,28 +182,23 @@ def freeze(network, what):
 
 
 # ---------- Training
-def cross_entropy(log_t, logits, gold):
-    """Return the cross-entropy of labels at a temperature, given as its logarithm."""
-    from sklearn.metrics import log_loss
-
-    return log_loss(gold, CLASSIFY.calibrated(logits, np.exp(log_t)), labels=range(3))
-
-
 def assess(logits, gold, out):
     """Print and return F1 on held-out pairs beside the majority label's; fit a temperature."""
     from scipy.optimize import minimize_scalar
-    from sklearn.metrics import f1_score
+    from sklearn.metrics import f1_score, log_loss
 
     f1 = f1_score(gold, logits.argmax(axis=1), average="weighted")
     majority = f1_score(gold, np.full(len(gold), np.bincount(gold).argmax()), average="weighted")
     print(f"{out}: held-out F1 of the best epoch {f1:.3f}, majority label {majority:.3f}")
     if f1 <= majority:
-        what = "held-out F1 is not above that of the majority label: verdicts are worthless"
+        what = "held-out F1 is no better than that of the majority label"
         kit.warn(out, f"{what}; train for more epochs, or start from an NLI model")
     log_t = 0.0
     if len(gold) >= 30:  # fewer cannot tell
-        bounds = np.log(TEMPERATURES)
-        log_t = minimize_scalar(cross_entropy, args=(logits, gold), bounds=bounds).x
+        log_t = minimize_scalar(
+            lambda log_t: log_loss(gold, calibrated(logits, np.exp(log_t)), labels=range(3)),
+            bounds=np.log(TEMPERATURES),
+        ).x
     return {
         "held_out": len(gold),
         "held_out_F1": f1,
@@ -218,11 +230,9 @@ def train(args):
     order = np.array(CLASSIFY.head_order(model.config))  # places of the labels among the outputs
     labels = order[table["gold"]]
     pairs = list(zip(held_out["claim"], held_out["abstract"]))
-    evaluator = None
-    if pairs:
-        evaluator = CrossEncoderClassificationEvaluator(
-            pairs, order[held_out["gold"]], name="held_out", show_progress_bar=True
-        )
+    evaluator = CrossEncoderClassificationEvaluator(
+        pairs, order[held_out["gold"]], name="held_out", show_progress_bar=True
+    )
     with CLASSIFY.parts_of(args.out, task) as parts:
         summary = training.fine_tune(
             parts,
@@ -230,7 +240,7 @@ def train(args):
             model,
             data={"claim": table["claim"], "abstract": table["abstract"], "label": labels},
             loss=loss_of(model, np.bincount(labels, minlength=3), args),
-            evaluator=evaluator,
+            evaluator=evaluator if pairs else None,
             measure="held_out_f1_weighted",
             # "batch_sampler" is the library's name of its default
             batch_sampler=balanced_batches if args.sampler == "balanced" else "batch_sampler",
@@ -264,10 +274,10 @@ def add_train(add):
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
     add("--held-out", type=kit.share, default=0.1, help="""without --dev-split, hold this share of
-        the pairs out of training, as one of round(1 / SHARE) parts (0: none); the epoch with the
-        best F1 on them is kept, and they fit the temperature""")
+        the pairs out of training, rounded to a fraction with a denominator of at most 20 (0: none);
+        the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
-        help="hold out all pairs of a claim or none, or single pairs")
+        help="keep the pairs of a claim together, or split single pairs")
     training.add_training(
         add, "classifier", epochs=10, lr=5e-5, batch_size=32, schedule="constant")
     training.add_dev(add, split=None, patience=3)
@@ -275,4 +285,4 @@ def add_train(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {train: add_train}, split="train"))
+    kit.run(__doc__, train, add_train, split="train")

@@ -1,5 +1,12 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1",
+#   "sentence-transformers==6.2.0", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
+# ]
+# ///
 """
-Fine-tune the dense encoder on mined examples.
+Fine-tune the dense encoder on mined examples, with a warm-up over the first tenth of the steps.
 
 Reads   examples of mine.py --shape tuples, claims, corpus.jsonl; claims and qrels of a dev split
 Writes  models/encoder/
@@ -31,7 +38,7 @@ def of_one_length(rows):
     """Cut longer rows, and leave shorter ones out; the length keeps the most negatives."""
     counts = np.array([len(row) - 2 for row in rows])
     kept = [number * (counts >= number).sum() for number in range(counts.max() + 1)]
-    width = 2 + int(np.argmax(kept))
+    width = 2 + np.argmax(kept)
     return [row[:width] for row in rows if len(row) >= width]
 
 
@@ -61,10 +68,10 @@ def train(args):
     rows = of_one_length(found)
     encoder = INDEX.open_dense_encoder(args.model, args, "fp32")
     encoder.similarity_fn_name = "cosine"  # of the dev evaluation; 02_retrieve.py ranks by it, too
-    # max(0, cos(q, d-) - cos(q, d+) + margin)
-    loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
     if args.loss == "mnrl":
         loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
+    else:  # max(0, cos(q, d-) - cos(q, d+) + margin)
+        loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
     columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]  # 0, 1, ...: negatives
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
@@ -95,8 +102,9 @@ def add_train(add):
         help="train on these examples of mine.py --shape tuples")
     kit.add_claims(add)
     INDEX.add_abstracts(add)
-    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives, and
-        the same number of mined ones in every row; triplet: one row for each mined negative""")
+    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives
+        (more of them in larger batches), and the same number of mined ones in every row;
+        triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3, help="""triplet: the cosine of the positive should
         exceed that of the negative by this much""")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this number")
@@ -106,4 +114,4 @@ def add_train(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {train: add_train}, split="train"))
+    kit.run(__doc__, train, add_train, split="train")

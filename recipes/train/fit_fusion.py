@@ -1,9 +1,16 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "ir-measures==0.4.3", "numpy==2.4.6", "pandas==3.1.1", "tqdm==4.70.1",
+# ]
+# ///
 """
 Fit a fusion of runs: the method, k and weights, in tenths, that are best on judged claims.
 
 Reads   runs, qrels
 Writes  fusion.json, for 02_retrieve.py fuse --fusion
-Prints  values of the single runs, and of the ten best fusions; the last line is JSON
+Prints  values of the single runs, and of the ten best fusions, over the claims with evidence; the
+        last line is JSON
 
 All fusions are tried on 500 claims, the 30 best ones on all claims. Ties keep the order of the runs
 here, that of the corpus in 02_retrieve.py fuse, so the value of a fused run may differ a little.
@@ -44,26 +51,25 @@ def try_fusions(runs, fusions, qrels, measure):
     judged = qrels[kit.PAIR].set_axis(["query_id", "doc_id"], axis=1)
     judged["relevance"] = (qrels["label"] != "NEI").astype(int)
     scorer = ir_measures.evaluator([measure], judged)
-    tables = {}  # of points, by method and k
     values = []
-    for fusion in tqdm(fusions, "fusions"):
-        key = (fusion.method, fusion.k)
-        if key not in tables:
-            tables[key] = RETRIEVE.points_table(runs, *key)
-        pairs = tables[key].index
-        claims = pairs.codes[0]  # as numbers
-        scores = RETRIEVE.combined_scores(tables[key], fusion.weights, fusion.method)
-        order = np.lexsort((-scores, claims))
-        rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])  # from 0
-        # The measure gets ranks for scores, as it breaks ties differently; only those that it
-        # reads, and in dicts, as both save time.
-        is_read = rank < measure.params.get("cutoff", np.inf)
-        is_read |= "judged_only" in measure.params  # unjudged ranks go before the cutoff
-        run = {}
-        for (claim_id, abstract_id), place in zip(pairs[order[is_read]], rank[is_read]):
-            run.setdefault(claim_id, {})[abstract_id] = -float(place)
-        found = {metric.query_id: metric.value for metric in scorer.iter_calc(run)}
-        values.append([found[claim_id] for claim_id in sorted(found)])
+    progress = tqdm(fusions, "fusions")
+    for (method, k), group in itertools.groupby(progress, lambda fusion: fusion[:2]):
+        table = RETRIEVE.points_table(runs, method, k)
+        claims = table.index.codes[0]  # the index is PAIR; these are its claims as numbers
+        for fusion in group:
+            scores = RETRIEVE.combined_scores(table, fusion.weights, method)
+            order = np.lexsort((-scores, claims))
+            rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])  # from 0
+            # The measure gets ranks for scores, as it breaks ties differently; only those that it
+            # reads, and in dicts, as both save time.
+            is_read = rank < measure.params.get("cutoff", np.inf)
+            is_read |= "judged_only" in measure.params  # unjudged ranks go before the cutoff
+            run = {}
+            pairs = table.index[order[is_read]]
+            for (claim_id, abstract_id), place in zip(pairs, rank[is_read]):
+                run.setdefault(claim_id, {})[abstract_id] = -float(place)
+            found = {metric.query_id: metric.value for metric in scorer.iter_calc(run)}
+            values.append([found[claim_id] for claim_id in sorted(found)])
     return np.array(values)
 
 
@@ -97,7 +103,10 @@ def fit(args):
     runs = [kit.read_table(path, kit.RUN) for path in args.runs]
     qrels = kit.read_qrels(args.qrels)
     RETRIEVE.check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
-    qrels = qrels[qrels["claim_id"].isin(qrels["claim_id"][qrels["label"] != "NEI"])]
+    evidence = qrels[qrels["label"] != "NEI"]
+    if evidence.empty:
+        kit.fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
+    qrels = qrels[qrels["claim_id"].isin(evidence["claim_id"])]
     for path, run in zip(args.runs, runs):
         print(f"{try_fusions([run], all_fusions(1)[:1], qrels, measure).mean():.4f}  {path} alone")
     claim_ids = np.random.default_rng(SEED).permutation(np.unique(qrels["claim_id"]))
@@ -106,25 +115,25 @@ def fit(args):
     fusions = all_fusions(len(runs))
     values = try_fusions(sample_runs, fusions, sample, measure)
     held_out = held_out_value(values)
-    print(f"{held_out:.4f}  in {FOLDS}-fold cross-validation; these, fitted on all claims:")
-    if len(claim_ids) > COMPARED:
-        finalists = np.argsort(-values.mean(axis=1), kind="stable")[:FINALISTS]
-        fusions = [fusions[number] for number in sorted(finalists)]
-        values = try_fusions(runs, fusions, qrels, measure)
+    print(f"{held_out:.4f}  in {FOLDS}-fold cross-validation; the best fusions of all claims:")
+    finalists = np.argsort(-values.mean(axis=1), kind="stable")[:FINALISTS]
+    fusions = [fusions[number] for number in sorted(finalists)]
+    values = try_fusions(runs, fusions, qrels, measure)
     best_first = np.argsort(-values.mean(axis=1), kind="stable")
     for number in best_first[:10]:
-        fusion = fusions[number]
-        print(f"{values[number].mean():.4f}  {fusion.method}, k = {fusion.k}, weights {fusion.weights}")
-    best = fusions[best_first[0]]
+        method, k, weights = fusions[number]
+        print(f"{values[number].mean():.4f}  {method}, k = {k}, weights {weights}")
+    best = best_first[0]
+    method, k, weights = fusions[best]
     fusion = {
         "measure": args.measure,
         "runs": RETRIEVE.names_of(args.runs, args),
         "claims": len(claim_ids),
-        "value": values[best_first[0]].mean(),
+        "value": values[best].mean(),
         "held_out_value": held_out,
-        "method": best.method,
-        "rrf_k": best.k,
-        "weights": best.weights,
+        "method": method,
+        "rrf_k": k,
+        "weights": weights,
     }
     with kit.written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1))
@@ -143,4 +152,4 @@ def add_fit(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {fit: add_fit}, split="dev"))
+    kit.run(__doc__, fit, add_fit, split="dev")

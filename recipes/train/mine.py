@@ -1,10 +1,16 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "numpy==2.4.6", "pandas==3.1.1",
+# ]
+# ///
 """
 Mine training examples: evidence, and negatives from a run and the corpus.
 
 Reads   a run, qrels, corpus.jsonl
 Writes  examples.jsonl, for encoder.py, reranker.py and classifier.py (data/README.md has its
         fields)
-Prints  the last line is JSON; left_out: candidates that rank or score mark as likely evidence
+Prints  the last line is JSON; left_out: candidates that are likely evidence, by rank or score
 
 Examples
     python recipes/train/mine.py --hard 2 --easy 2
@@ -26,11 +32,12 @@ def marked(table, easy, args):
     """
     is_evidence = table["label"].isin(["SUPPORTS", "REFUTES"])
     scores = table["score"].where(is_evidence).groupby(table["claim_id"])
-    lowest = scores.transform("min").fillna(np.inf)
-    # The default share is infinite: times a negative score it would mark all, so abs(); times 0 it
-    # is NaN, which fmin() passes over.
-    bound = np.fmin(lowest - args.margin, abs(lowest) * args.relative_margin)
-    is_high = table["score"] > np.fmin(bound, args.max_score)
+    lowest = scores.transform("min")  # NaN, which no score is above, if the run has no evidence
+    is_high = (
+        (table["score"] > args.max_score)
+        | (table["score"] > lowest - args.margin)
+        | (table["score"] > abs(lowest) * args.relative_margin)  # abs(), as the default is infinite
+    )
     return table.assign(
         is_evidence=is_evidence,
         is_likely=is_high | (table["rank"] <= args.skip_top),
@@ -108,8 +115,10 @@ def mine(args):
     if needs_run:
         run = kit.read_table(args.run, kit.RUN, abstract_id=easy)
         RETRIEVE.check_claims({args.qrels: qrels, args.run: run})
-        if args.relative_margin < np.inf and run["score"].min() < 0:
-            kit.fail("--relative-margin", "shares of scores below 0 mean nothing; take --margin")
+        no_ratios = run["score"].min() < 0 or "hybrid" in args.run
+        if no_ratios and args.relative_margin < np.inf:
+            what = "a fusion, or has scores below 0, whose ratios mean nothing"
+            kit.fail("--relative-margin", f"{args.run} is {what}; name the run of one retriever")
     if args.pool == "nei":
         easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
     run = run[kit.RUN]
@@ -161,11 +170,11 @@ def add_mine(add):
         NEI for the claim and what is not judged, or what is NEI for this or another claim""")
     add("--seed", type=kit.count_or_0, default=13, help="seed of the random draws")
     add("--middle", type=float, default=0.5, help="""scores: targets are 0.5 + scale * (score -
-        middle), within 0 and 1 (recipes/MEASURED.md has 0.53 and 1.6 for MiniLM's cosines)""")
+        middle), clipped to [0, 1] (recipes/MEASURED.md has 0.53 and 1.6 for MiniLM's cosines)""")
     add("--scale", type=float, default=1.0, help="scores: the factor of score - middle")
     add("--gold", action="store_true", help="scores: give all evidence the target 1, found or not")
 # fmt: on
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {mine: add_mine}, split="train"))
+    kit.run(__doc__, mine, add_mine, split="train")

@@ -1,3 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1", "protobuf==7.36.2",
+#   "scikit-learn==1.9.1", "sentence-transformers==6.2.0", "sentencepiece==0.2.3",
+#   "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
+# ]
+# ///
 """
 Fine-tune a cross-encoder on mined examples.
 
@@ -72,7 +80,7 @@ def loss_of(model, rows, args):
         loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target| in place of its square
         return loss
     loss = losses.MarginMSELoss(model)
-    # With targets of -1, it is max(0, margin - (s(positive) - s(negative))).
+    # With targets of -1, it is max(0, margin - x), where x is s(positive) - s(negative).
     loss.loss_fct = torch.nn.HingeEmbeddingLoss(args.margin)
     return loss
 
@@ -85,9 +93,9 @@ def dev_evaluator(dev, abstracts, depth):
     """
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
-    *judged, run = dev
+    *judged, run_path = dev
     claims, _, evidence = training.read_dev(*judged, abstracts)
-    run = kit.read_table(run, kit.RUN, claim_id=claims, abstract_id=abstracts)
+    run = kit.read_table(run_path, kit.RUN, claim_id=claims, abstract_id=abstracts)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     samples = []
     for claim_id, relevant in evidence.items():
@@ -131,7 +139,7 @@ def train(args):
     if args.loss == "margin":
         rows = [(*row, -1.0) for row in rows]  # targets, as in loss_of()
         columns.insert(1, "positive")
-    model = RERANK.open_reranker(load_to_train, args, "fp32", batch_size=1)  # not that of training
+    model = RERANK.open_reranker(load_to_train, args, "fp32", batch_size=1)  # of predictions
     with RERANK.parts_of(args.out, task) as parts:
         summary = training.fine_tune(
             parts,
@@ -177,4 +185,4 @@ def add_train(add):
 
 
 if __name__ == "__main__":
-    kit.run_job(kit.arguments(__doc__, {train: add_train}, split="train"))
+    kit.run(__doc__, train, add_train, split="train")

@@ -32,8 +32,8 @@ def read_examples(path, rows_of, *others):
             try:
                 rows += rows_of(json.loads(line), *others)
             except (LookupError, ValueError, TypeError) as error:
-                what = f"no such field, label, claim or abstract: {error}"
-                kit.fail(f"{path}:{number}", f"{what}; see recipes/train/mine.py --help")
+                what = f"no example for this call, {error!r}; see recipes/train/mine.py --help"
+                kit.fail(f"{path}:{number}", what)
     if not rows:
         kit.fail(path, "no example for this loss; see recipes/train/mine.py --help")
     return rows
@@ -53,7 +53,7 @@ def dev_files(args, *others):
     paths = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
     paths += others
     missing = [path for path in paths if not Path(path).exists()]
-    if missing:
+    if missing and "held_out" not in args:  # classifier.py: a split that is named has to be there
         print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
         return []
     return paths
@@ -71,21 +71,21 @@ def read_dev(claims_path, qrels_path, abstracts):
 def newest_checkpoint(folder):
     """Return the newest checkpoint that is whole, or None.
 
-    transformers writes trainer_state.json last, and a line break at its end.
+    trainer_state.json is written last, and ends with a line break.
     """
     states = folder.glob("checkpoint-*/trainer_state.json")
     whole = [state for state in states if state.read_text().endswith("}\n")]
     return str(max(whole, key=os.path.getmtime).parent) if whole else None
 
 
-def resumable(trainer):
+def resumable(trainer_class):
     """Return a class of trainers whose checkpoints hold only the weights that are trained.
 
     The library has no setting for it, so the methods that save and load are replaced.
     """
     from safetensors.torch import load_file, save_file
 
-    class Resumable(trainer):
+    class Resumable(trainer_class):
         def add_model_card_callback(self, *_):
             """Collect nothing for a model card."""
 
@@ -126,10 +126,10 @@ def begin(args, *others):
     """
     from transformers import logging, set_seed
 
-    named = [vars(args).get(name) for name in INPUTS]
-    task = kit.task_of(args, *others, *[path for path in named if path], models=[args.model])
+    named = filter(None, map(vars(args).get, INPUTS))
+    task = kit.task_of(args, *others, *named, models=[args.model])
     if kit.up_to_date(args, task, args.out, is_folder=True):
-        print(json.dumps({"made": []}))
+        print('{"made": []}')
         sys.exit()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     args.device = None  # this GPU, if there is one
@@ -190,28 +190,28 @@ def fine_tune(folder, args, model, data, loss, evaluator, measure, **settings):
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
     data = Dataset.from_dict(data)
-    trainer = getattr(sentence_transformers, f"{type(model).__name__}Trainer")
+    trainer_class = getattr(sentence_transformers, f"{type(model).__name__}Trainer")
     values = []
     with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
         if evaluator:
             values.append(evaluator(model)[measure])
-        training = resumable(trainer)(
+        trainer = resumable(trainer_class)(
             model,
-            trainer.training_args_class(str(folder), **settings),
+            trainer_class.training_args_class(str(folder), **settings),
             data,
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
         )
-        training.train(resume_from_checkpoint=newest_checkpoint(folder))
+        trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
-    log = training.state.log_history
+    log = trainer.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
         kit.fail("--lr", "the loss is not a finite number; lower it")
     values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"rows": len(data), "loss": losses, measure: [round(value, 4) for value in values]}
+    return {"rows": len(data), "loss": losses, measure: values}
 
 
 def save_model(model, task, summary, args):
@@ -234,24 +234,26 @@ def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
     add("--model", default="data/models/minilm", help="""start from this model, a folder or a name
         on the hub; where it has no fitting head, it gets a new one""")
     add("--epochs", type=kit.positive, default=epochs,
-        help="train for at most this many passes over the examples")
-    add("--lr", type=kit.amount, default=lr, help="learning rate, which --schedule changes")
+        help="maximum number of epochs")
+    add("--lr", type=kit.amount, default=lr, help="peak learning rate; see --schedule")
     add("--schedule", choices=("constant", "linear", "cosine"), default=schedule,
-        help="keep the learning rate, or let it fall to 0 on a line or by a cosine")
-    add("--batch-size", type=kit.count, default=batch_size, help="train on this many rows at once")
+        help="keep the learning rate, or let it fall to 0 linearly or by a cosine")
+    add("--batch-size", type=kit.count, default=batch_size,
+        help="train on this many rows per batch")
     add("--accumulate", type=kit.count, default=1,
-        help="average the gradients of this many batches")
+        help="accumulate gradients over this many batches")
     add("--lora", type=kit.count_or_0, default=0, metavar="RANK", help="""train the head and
-        adapters of this rank (alpha: twice the rank), and merge them into the weights at the end; 0
-        trains all weights; needs the package peft""")
-    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
+        LoRA adapters of this rank (alpha: twice the rank), and merge them into the weights at the
+        end; 0 trains all weights; needs the package peft""")
+    add("--checkpointing", action="store_true",
+        help="use gradient checkpointing: slower, less memory")
     add("--seed", type=kit.count_or_0, default=13,
-        help="seed of the order, a new head and random draws")
+        help="seed of the order of examples, of a new head and of dropout")
 
 
 def add_dev(add, split="dev", patience=2):
     add("--dev-split", default=split,
-        help="keep the epoch that is best on this split; without its files, the last one")
+        help="keep the epoch with the best score on this split, not the last one")
     add("--patience", type=kit.count, default=patience,
-        help="stop after this many epochs without improvement there")
+        help="stop after this many epochs without a better score on dev or held-out data")
 # fmt: on
