@@ -213,7 +213,7 @@ def test_every_flag_is_a_sentence(script):
 
 def test_the_flags_are_few():
     shown = [help_of(script, job) for script in TEXTS for job in jobs_of(script)]
-    assert sum(len(set(re.findall(r"^  (--[\w-]+)", text, re.M))) for text in shown) <= 335
+    assert sum(len(set(re.findall(r"^  (--[\w-]+)", text, re.M))) for text in shown) <= 200
 
 
 CALL = r"\bpython ((?:0\d_\w+|data/\w+|recipes/(?:tools/|train/)?\w+|tests/benchmarks/\w+)\.py.*)"
