@@ -30,7 +30,6 @@ import argparse
 import collections
 import contextlib
 import csv
-import difflib
 import fcntl
 import functools
 import hashlib
@@ -890,41 +889,28 @@ def add_shared(job, split=None, force=True):
     # fmt: on
 
 
-def with_nearest(message, flags):
-    """Return an error of argparse with the known flag that is most like an unknown one.
-
-    flags: {flag: the job that has it}.
-    """
-    unknown = re.search(r"unrecognized arguments:.* (--[\w-]+)", message)
-    if unknown:
-        for flag in difflib.get_close_matches(unknown[1], flags, 1):
-            message += f"; {flag} is a flag of {flags[flag]}"
-    return f"{message}; see --help"
-
-
 def command_line(jobs):
     """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first.
 
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
-    helps = ["-h", "--help"] if len(jobs) > 1 else []  # with one job, --help shows its flags
+    helps = ["-h", "--help"]
+    own = {}
+    if len(jobs) == 1:  # the job is the script
+        helps = []
+        own = {"prog": os.path.basename(sys.argv[0]), "description": __doc__}
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    flags = {}
     for name, function in zip(names, jobs):
-        description = function.__doc__ if len(jobs) > 1 else __doc__
-        job = choices.add_parser(
-            name, help=function.__doc__, description=description, formatter_class=layout
-        )
+        texts = {"help": function.__doc__, "description": function.__doc__} | own
+        job = choices.add_parser(name, formatter_class=layout, **texts)
         job.set_defaults(function=function, job=name)
         # argparse prints its usage before an error, and has no setting for that.
-        parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
+        parser.error = job.error = lambda text: fail(parser.prog, f"{text}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            for text in flag.option_strings:
-                flags.setdefault(text, name)
             is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"

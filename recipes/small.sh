@@ -100,8 +100,8 @@ fuse --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
 
 stage "1, 2  MiniLM fine-tuned with in-batch negatives"
 python recipes/train/mine.py $D --split $TRAIN --shape tuples $TUPLES --out $W/train/tuples.jsonl
-python recipes/train/encoder.py $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl --loss mnrl \
-  $ENCODER_FLAGS --max-length $LENGTH
+python recipes/train/encoder.py $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl \
+  --loss mnrl $ENCODER_FLAGS --max-length $LENGTH
 python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max-length $LENGTH \
   --language ${BM25_LANGUAGE:-english} --out $W/index-tuned
 for split in $TRAIN $DEV $TEST; do

@@ -155,7 +155,7 @@ def test_a_dev_run_that_is_not_there_and_pairs_for_a_loss_on_tuples_are_refused(
         *words,
         "--loss",
         "softmax",
-        said="no example for this call, KeyError('positive')",
+        said="claim or abstract: 'positive'",
     )
 
 

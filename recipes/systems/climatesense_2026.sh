@@ -33,8 +33,8 @@ rerank() {
 }
 
 stage "3  Five BGE rerankers with margin loss, all trained on one file of triplets (difference 21)"
-kit recipes/train/mine.py $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 --easy 10 \
-  --out $WORK/train/triplets.jsonl
+kit recipes/train/mine.py $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 \
+  --easy 10 --out $WORK/train/triplets.jsonl
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25

@@ -26,8 +26,8 @@ kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --
   --restrict $WORK/train/bm25.tsv
 kit recipes/train/mine.py $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
   --from-top 1500 --out $WORK/train/triplets.jsonl
-kit recipes/train/encoder.py $D $WORK/train/triplets.jsonl --model $E5 "${PREFIXES[@]}" --loss mnrl \
-  --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
+kit recipes/train/encoder.py $D $WORK/train/triplets.jsonl --model $E5 "${PREFIXES[@]}" \
+  --loss mnrl --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
 kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PREFIXES[@]}"
 
 stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150 (7.4)"

@@ -36,8 +36,8 @@ train() {
   local run=$1 model=$2 epochs=$3 name=$4
   kit recipes/train/mine.py $D $WORK/train/$run.tsv --pool nei --from-top 200 --hard 4 --draw best \
     --easy 4 --out $WORK/train/$name.jsonl
-  kit recipes/train/reranker.py $D $WORK/train/$name.jsonl --model $model --loss bce --epochs $epochs \
-    --lr 2e-5 --batch-size 16 --out $WORK/models/$name
+  kit recipes/train/reranker.py $D $WORK/train/$name.jsonl --model $model --loss bce \
+    --epochs $epochs --lr 2e-5 --batch-size 16 --out $WORK/models/$name
 }
 
 stage "3  Cross-encoder, phase 2 with negatives that phase 1 ranks high (4.1.2; differences 6, 10)"

@@ -55,7 +55,8 @@ student() {
   kit recipes/train/mine.py $(on train) $WORK/train/teacher-$name.tsv --shape scores \
     --middle 0.5 --scale 1 --from-top 20 --gold --out $WORK/train/$name.jsonl
   kit recipes/train/reranker.py $(on train) $WORK/train/$name.jsonl --model $SCIBERT --loss l1 \
-    --lr 1e-5 --schedule cosine --batch-size 64 --epochs 40 --patience 3 $DEV_RUN --out $WORK/models/$name
+    --lr 1e-5 --schedule cosine --batch-size 64 --epochs 40 --patience 3 $DEV_RUN \
+    --out $WORK/models/$name
   for set in $SETS; do
     rerank $set $WORK/models/$name $name
   done

@@ -9,11 +9,12 @@ Fit a fusion of runs: the method, k and weights, in tenths, that are best on jud
 
 Reads   runs, qrels
 Writes  fusion.json, for 02_retrieve.py fuse --fusion
-Prints  values of the single runs, and of the ten best fusions, over the claims with evidence; the
-        last line is JSON
+Prints  values of the single runs, in cross-validation, and of the ten best fusions, over the claims
+        with evidence; the last line is JSON
 
-All fusions are tried on 500 claims, the 30 best ones on all claims. Ties keep the order of the runs
-here, that of the corpus in 02_retrieve.py fuse, so the value of a fused run may differ a little.
+All fusions are tried on at most 500 claims, the 30 best ones on all claims. Ties are broken by the
+order of the runs here, and by that of the corpus in 02_retrieve.py fuse, so the value of a fused
+run may differ a little.
 
 Examples
     python recipes/train/fit_fusion.py work/demo/train/{bm25,dense}.tsv --split train

@@ -10,7 +10,7 @@ Mine training examples: evidence, and negatives from a run and the corpus.
 Reads   a run, qrels, corpus.jsonl
 Writes  examples.jsonl, for encoder.py, reranker.py and classifier.py (data/README.md has its
         fields)
-Prints  the last line is JSON; left_out: candidates that are likely evidence, by rank or score
+Prints  JSON on the last line; left_out counts candidates that are likely evidence, by rank or score
 
 Examples
     python recipes/train/mine.py --hard 2 --easy 2
@@ -166,8 +166,9 @@ def add_mine(add):
         for the run of one retriever, as shares of a fusion's scores mean nothing""")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
-    add("--pool", choices=("both", "nei"), default="both", help="""take as negatives what is judged
-        NEI for the claim and what is not judged, or what is NEI for this or another claim""")
+    add("--pool", choices=("both", "nei"), default="both",
+        help="""take these as negatives; both: NEI for the claim, or not judged; nei: NEI for this
+        or another claim""")
     add("--seed", type=kit.count_or_0, default=13, help="seed of the random draws")
     add("--middle", type=float, default=0.5, help="""scores: targets are 0.5 + scale * (score -
         middle), clipped to [0, 1] (recipes/MEASURED.md has 0.53 and 1.6 for MiniLM's cosines)""")

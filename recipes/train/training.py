@@ -32,8 +32,8 @@ def read_examples(path, rows_of, *others):
             try:
                 rows += rows_of(json.loads(line), *others)
             except (LookupError, ValueError, TypeError) as error:
-                what = f"no example for this call, {error!r}; see recipes/train/mine.py --help"
-                kit.fail(f"{path}:{number}", what)
+                what = f"no JSON, or an unknown field, label, claim or abstract: {error}"
+                kit.fail(f"{path}:{number}", f"{what}; see recipes/train/mine.py --help")
     if not rows:
         kit.fail(path, "no example for this loss; see recipes/train/mine.py --help")
     return rows
@@ -232,7 +232,7 @@ def save_model(model, task, summary, args):
 def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
     add("--out", default=f"{{work}}/models/{out}", help="write the trained model to this folder")
     add("--model", default="data/models/minilm", help="""start from this model, a folder or a name
-        on the hub; where it has no fitting head, it gets a new one""")
+        on the hub; a reranker or classifier without a fitting head gets a new one""")
     add("--epochs", type=kit.positive, default=epochs,
         help="maximum number of epochs")
     add("--lr", type=kit.amount, default=lr, help="peak learning rate; see --schedule")
@@ -253,7 +253,8 @@ def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
 
 def add_dev(add, split="dev", patience=2):
     add("--dev-split", default=split,
-        help="keep the epoch with the best score on this split, not the last one")
+        help="""keep the epoch with the best score on this split; without its files, or with none,
+        the last epoch is kept (classifier.py: the split takes the place of --held-out)""")
     add("--patience", type=kit.count, default=patience,
         help="stop after this many epochs without a better score on dev or held-out data")
 # fmt: on

@@ -7,7 +7,8 @@ timed begins when the library has loaded the model, and ends when the script doe
 network, and writing. Without a GPU, --small rehearses all of this with tiny models, in a
 few minutes.
 
---before names another checkout of the kit, whose scripts take turns with these on the same texts;
+--before names another checkout of the kit (for steps of training, one that has recipes/train),
+whose scripts take turns with these on the same texts;
 "beside the first" then is seconds / seconds of the checkout. --sleep takes the network's place: a
 forward pass that sleeps for so many milliseconds a text, as a GPU computes while the CPU is free.
 With 0 it costs nothing, so that CPU ms are what a text or pair costs beside the network.

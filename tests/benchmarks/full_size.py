@@ -39,9 +39,12 @@ TINY_KINDS = {  # of a script's models; 03 has two others
     "--dense-model": "tiny-encoder",
     "--splade-model": "tiny-splade",
     "01_index.py": "tiny-encoder",
+    "recipes/train/encoder.py": "tiny-encoder",
     "recipes/tools/count_tokens.py": "tiny-encoder",
     "03_rerank.py": "tiny-cross-encoder",
+    "recipes/train/reranker.py": "tiny-cross-encoder",
     "05_classify.py": "tiny-nli",
+    "recipes/train/classifier.py": "tiny-nli",
 }
 RERANKER_KINDS = {"monot5": "tiny-monot5", "Qwen": "tiny-causal"}  # by a part of the name
 
@@ -54,7 +57,7 @@ def tiny_model(script, flag, name):
     if not re.fullmatch(r"[\w-]+/[\w.-]+", name):
         return name
     for part, other in RERANKER_KINDS.items():
-        if script == "03_rerank.py" and part in name:
+        if "rerank" in script and part in name:
             kind = other
     return str(TINY / kind)
 
