@@ -314,7 +314,7 @@ def test_six_scripts_in_sequence_with_data_alone(toy, call):
         ("mine.py",),
         ("reranker.py", "--epochs", 1),
         ("03_rerank.py",),
-        ("classifier.py", "--epochs", 1, "--held-out", 0),
+        ("classifier.py", "--epochs", 1),
         ("05_classify.py",),
     ):
         done = call(script, *words, "--data", "data/mine", cwd=toy)

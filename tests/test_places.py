@@ -77,7 +77,7 @@ def test_every_output_has_its_line():
     found = Counter()
     for path in [*ROOT.glob("recipes/*.py"), *ROOT.glob("recipes/tools/*.py")]:
         name = path.relative_to(ROOT / "recipes").with_suffix("").as_posix()
-        pattern = r'add(?:_argument)?\("(?:--out|out|folder|row|work)"'
+        pattern = r'add(?:_argument|_training\(add,)?[( ]"(?:--out|out|folder|row|work|narratives)"'
         found[name] += len(re.findall(pattern, path.read_text(encoding="utf-8")))
     assert +found == Counter(name for name, words, *_ in PLACES if "OUT" in words)
 

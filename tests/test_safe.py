@@ -385,7 +385,7 @@ def test_fit_scores_as_06_evaluate_does(toy, call):
 @pytest.mark.parametrize("measure", ["ERR@10", "nDCG(x=1)@10", "R@-1", "P"])
 def test_a_measure_that_cannot_be_computed_is_one_line(toy, refused, measure):
     words = f"{HYBRID} --split test --out f.json --measure {measure}"
-    refused(toy, "fit_fusion.py", words, said="--measure: ")
+    refused(toy, "fit_fusion.py", words, said=f"--measure: cannot compute {measure}")
 
 
 def test_nothing_is_fitted_on_judgements_without_evidence(toy, refused):

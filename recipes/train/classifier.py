@@ -52,6 +52,8 @@ def read_pairs(claims_path, qrels_path, abstracts, examples=None):
         rows += rows_of(judgement, claims, abstracts)
     if examples:
         rows += training.read_examples(examples, rows_of, claims, abstracts)
+    if not rows:
+        kit.fail(qrels_path, "no judged pair")
     table = pd.DataFrame(rows, columns=[*kit.PAIR, "claim", "abstract", "gold"])
     return table.drop_duplicates(kit.PAIR)  # a judgement counts before an example
 
@@ -76,7 +78,8 @@ def hold_out(table, args):
         for _, rows in list(folds.split(table, -table["gold"], groups))[: part.numerator]:
             is_held_out[rows] = True
     if part and not 0 < is_held_out.sum() < len(table):
-        kit.fail("--held-out", "too few pairs or claims to hold out this share; take 0")
+        kit.warn("--held-out", "too few pairs or claims for this share, so the last epoch is kept")
+        is_held_out[:] = False
     return table[~is_held_out], table[is_held_out]
 
 
@@ -191,8 +194,7 @@ def assess(logits, gold, out):
     majority = f1_score(gold, np.full(len(gold), np.bincount(gold).argmax()), average="weighted")
     print(f"{out}: held-out F1 of the best epoch {f1:.3f}, majority label {majority:.3f}")
     if f1 <= majority:
-        what = "held-out F1 is no better than that of the majority label"
-        kit.warn(out, f"{what}; train for more epochs, or start from an NLI model")
+        kit.warn(out, "no better than the majority label; train longer, or start from an NLI model")
     log_t = 0.0
     if len(gold) >= 30:  # fewer cannot tell
         log_t = minimize_scalar(
@@ -261,8 +263,8 @@ def frozen_part(text):
 # fmt: off
 def add_train(add):
     kit.add_qrels(add)
-    add("--examples", metavar="FILE", help="""train on these examples, too, such as NEI pairs of
-        mine.py --shape labels""")
+    add("--examples", help="""train on the examples in this file, too, such as NEI pairs of mine.py
+        --shape labels""")
     CLASSIFY.add_texts(add)
     CLASSIFY.add_fields(add)
     CLASSIFY.add_length(add)

@@ -95,11 +95,6 @@ def fit(args):
     task = kit.task_of(args, *args.runs, args.qrels)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    try:
-        measure = ir_measures.parse_measure(args.measure)
-        ir_measures.evaluator([measure], [])  # which refuses what it cannot compute
-    except (NameError, ValueError, AssertionError) as error:
-        kit.fail("--measure", f"{error}; take nDCG@10, R@5, RR or MAP")
     RETRIEVE.warn_of_splits(args)
     runs = [kit.read_table(path, kit.RUN) for path in args.runs]
     qrels = kit.read_qrels(args.qrels)
@@ -108,8 +103,13 @@ def fit(args):
     if evidence.empty:
         kit.fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
     qrels = qrels[qrels["claim_id"].isin(evidence["claim_id"])]
-    for path, run in zip(args.runs, runs):
-        print(f"{try_fusions([run], all_fusions(1)[:1], qrels, measure).mean():.4f}  {path} alone")
+    try:
+        measure = ir_measures.parse_measure(args.measure)
+        for path, run in zip(args.runs, runs):
+            value = try_fusions([run], all_fusions(1)[:1], qrels, measure).mean()
+            print(f"{value:.4f}  {path} alone")
+    except Exception as error:  # ir-measures and its providers raise errors of many types
+        kit.fail("--measure", f"cannot compute {args.measure}: {error}; see --help")
     claim_ids = np.random.default_rng(SEED).permutation(np.unique(qrels["claim_id"]))
     sample = qrels[qrels["claim_id"].isin(claim_ids[:COMPARED])]
     sample_runs = [run[run["claim_id"].isin(sample["claim_id"])] for run in runs]

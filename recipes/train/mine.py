@@ -115,10 +115,9 @@ def mine(args):
     if needs_run:
         run = kit.read_table(args.run, kit.RUN, abstract_id=easy)
         RETRIEVE.check_claims({args.qrels: qrels, args.run: run})
-        no_ratios = run["score"].min() < 0 or "hybrid" in args.run
-        if no_ratios and args.relative_margin < np.inf:
-            what = "a fusion, or has scores below 0, whose ratios mean nothing"
-            kit.fail("--relative-margin", f"{args.run} is {what}; name the run of one retriever")
+        if args.relative_margin < np.inf and (run["score"].min() < 0 or "hybrid" in args.run):
+            what = "is a fusion, or has scores below 0, so ratios mean nothing; take another run"
+            kit.fail("--relative-margin", f"{args.run} {what}")
     if args.pool == "nei":
         easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
     run = run[kit.RUN]
@@ -151,9 +150,9 @@ def add_mine(add):
         is not read (but for scores)""")
     add("--easy", type=kit.count_or_0, default=0, help="""draw this many negatives at random from
         the rest of the corpus, per claim or evidence abstract, as --hard""")
-    add("--from-top", type=kit.count_or_0, default=50, metavar="N", help="""draw hard negatives from
-        the first N candidates that the next four rules leave (judged abstracts that the run lacks
-        come last); scores: take the first N ranks""")
+    add("--from-top", type=kit.count_or_0, default=50, help="""draw hard negatives from
+        the first FROM_TOP candidates that the next four rules leave (judged abstracts that the run
+        lacks come last); scores: take the first FROM_TOP ranks""")
     add("--skip-top", type=kit.count_or_0, default=0,
         help="leave out this many first ranks, where evidence that nobody has judged is likely")
     add("--max-score", type=float, default=np.inf, help="""leave out candidates with a higher score
@@ -161,7 +160,7 @@ def add_mine(add):
     add("--margin", type=float, default=-np.inf, help="""leave out candidates with a score above the
         lowest score of the claim's evidence in the run minus this number, such as 0.05 for cosines;
         without effect where the run has no evidence of the claim""")
-    add("--relative-margin", type=kit.share, default=np.inf, metavar="SHARE",
+    add("--relative-margin", type=kit.share, default=np.inf,
         help="""leave out candidates with more than this share of that lowest score, such as 0.95;
         for the run of one retriever, as shares of a fusion's scores mean nothing""")
     add("--draw", choices=("random", "best", "worst"), default="random",

@@ -177,7 +177,7 @@ def add_train(add):
         help="lambda: optimise nDCG at this rank (default: at all ranks)")
     add("--margin", type=float, default=0.2, help="""margin: the score of a positive should
         exceed that of a negative by this much""")
-    add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
+    add("--dev-run", help="rerank this run of dev claims (default: hybrid.tsv)")
     add("--dev-depth", type=kit.count, default=20, help="rerank this many candidates per dev claim")
     training.add_training(add, "reranker", epochs=3, lr=2e-5, batch_size=16)
     training.add_dev(add)

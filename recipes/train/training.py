@@ -242,7 +242,7 @@ def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
         help="train on this many rows per batch")
     add("--accumulate", type=kit.count, default=1,
         help="accumulate gradients over this many batches")
-    add("--lora", type=kit.count_or_0, default=0, metavar="RANK", help="""train the head and
+    add("--lora", type=kit.count_or_0, default=0, help="""train the head and
         LoRA adapters of this rank (alpha: twice the rank), and merge them into the weights at the
         end; 0 trains all weights; needs the package peft""")
     add("--checkpointing", action="store_true",
