@@ -211,12 +211,12 @@ def assess(logits, gold, out):
 
 def train(args):
     """Fine-tune an encoder, a reranker or an NLI model on judged pairs."""
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
-
     if args.lora and args.freeze:
         kit.fail("--freeze", "--lora trains adapters in all layers; give one of the two")
     dev = training.dev_files(args)
     task = training.begin(args, *dev)
+    from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
+
     abstracts = CLASSIFY.read_abstracts(args.corpus, args.fields)
     table = read_pairs(args.claims, args.qrels, abstracts, args.examples)
     if dev:

@@ -124,8 +124,6 @@ def begin(args, *others):
 
     others: paths of inputs beside those that flags name.
     """
-    from transformers import logging, set_seed
-
     named = filter(None, map(vars(args).get, INPUTS))
     task = kit.task_of(args, *others, *named, models=[args.model])
     if kit.up_to_date(args, task, args.out, is_folder=True):
@@ -133,6 +131,8 @@ def begin(args, *others):
         sys.exit()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     args.device = None  # this GPU, if there is one
+    from transformers import logging, set_seed
+
     set_seed(args.seed)  # a new head and adapters begin at random
     # It reports the weights of a new head as missing, and settings of a resumed training as equal.
     logging.set_verbosity_error()
