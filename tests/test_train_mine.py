@@ -156,7 +156,7 @@ def test_a_share_of_a_score_needs_a_scale(toy, refused):
     tsv(toy / "r.tsv", RUN, "c3|0001|1|1.0; c3|0002|2|-1.0")
     tsv(toy / "q.tsv", QRELS, "c3|0002|SUPPORTS")
     words = "{} --qrels q.tsv --out x.jsonl --relative-margin 0.9"
-    said = "{} is a fusion, or has scores below 0"
+    said = "{}: ratios of fused or negative scores"
     refused(toy, SCRIPT, words.format("r.tsv"), said=said.format("r.tsv"))
     tsv(toy / "hybrid.tsv", RUN, "c3|0001|1|1.0; c3|0002|2|0.5")
     refused(toy, SCRIPT, words.format("hybrid.tsv"), said=said.format("hybrid.tsv"))

@@ -66,6 +66,8 @@ def test_losses_by_hand(models, tmp_path):
     rows = [("ice", "a", 1.0), *3 * [("ice", "b", 0.0)], ("sea", "c", 1.0)]
     for weight, times in ((2.5, 2.5), ("balanced", 1.5), (1, 1)):
         loss = KIT.loss_of(model, rows, Namespace(loss="bce", positive_weight=weight))
+        # With a weight of 1, gradients of targets between 0 and 1 would differ in the last bit.
+        assert (loss.bce_with_logits_loss.pos_weight is None) == (weight == 1)
         found = loss([2 * claims, good + bad], torch.tensor([1.0, 1, 0, 0])).item()
         wanted = np.concatenate([times * np.log1p(np.exp(-up)), np.log1p(np.exp(down))]).mean()
         assert found == pytest.approx(wanted, abs=1e-5)

@@ -116,8 +116,9 @@ def mine(args):
         run = kit.read_table(args.run, kit.RUN, abstract_id=easy)
         RETRIEVE.check_claims({args.qrels: qrels, args.run: run})
         if args.relative_margin < np.inf and (run["score"].min() < 0 or "hybrid" in args.run):
-            what = "is a fusion, or has scores below 0, so ratios mean nothing; take another run"
-            kit.fail("--relative-margin", f"{args.run} {what}")
+            kit.fail(
+                "--relative-margin", f"{args.run}: ratios of fused or negative scores mean nothing"
+            )
     if args.pool == "nei":
         easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
     run = run[kit.RUN]

@@ -69,7 +69,10 @@ def loss_of(model, rows, args):
         if weight == "balanced":
             positives = sum(target for _, _, target in rows)
             weight = (len(rows) - positives) / max(positives, 1)
-        return losses.BinaryCrossEntropyLoss(model, pos_weight=torch.tensor(weight))
+        # A weight of 1 is left out, as the product with it would move gradients in their last bit.
+        return losses.BinaryCrossEntropyLoss(
+            model, pos_weight=None if weight == 1 else torch.tensor(weight)
+        )
     if args.loss == "lambda":
         return losses.LambdaLoss(model, k=args.cutoff)  # Wang et al. 2018
     if args.loss == "softmax":

@@ -32,8 +32,11 @@ def read_examples(path, rows_of, *others):
             try:
                 rows += rows_of(json.loads(line), *others)
             except (LookupError, ValueError, TypeError) as error:
-                what = f"no JSON, or an unknown field, label, claim or abstract: {error}"
-                kit.fail(f"{path}:{number}", f"{what}; see recipes/train/mine.py --help")
+                kit.fail(
+                    f"{path}:{number}",
+                    f"no JSON, or an unknown field, label, claim or abstract: {error}; "
+                    "see recipes/train/mine.py --help",
+                )
     if not rows:
         kit.fail(path, "no example for this loss; see recipes/train/mine.py --help")
     return rows
@@ -73,8 +76,11 @@ def newest_checkpoint(folder):
 
     trainer_state.json is written last, and ends with a line break.
     """
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    whole = [state for state in states if state.read_text().endswith("}\n")]
+    whole = [
+        state
+        for state in folder.glob("checkpoint-*/trainer_state.json")
+        if state.read_text().endswith("}\n")
+    ]
     return str(max(whole, key=os.path.getmtime).parent) if whole else None
 
 
