@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "PyStemmer==3.1.0", "bm25s==0.3.16", "numpy==2.4.6", "pandas==3.1.1",
+#   "PyStemmer==3.1.0", "accelerate==1.15.0", "bm25s==0.3.16", "numpy==2.4.6", "pandas==3.1.1",
 #   "sentence-transformers==6.2.0", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
@@ -14,37 +14,33 @@ Writes  index/KIND/, each with abstract_ids.json (the id of each row) and meta.j
             dense/   embeddings.npy: abstracts x dimensions, float16, unit length
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
-        OUT.parts/: finished shards, from which the same call resumes
+        index/KIND.parts/: finished shards, from which the same call resumes
 Prints  what is made; the last line is JSON
 
-recipes/train/encoder.py fine-tunes the dense encoder. Functions that several scripts share stand at
-the end, in marked blocks.
+Functions that several scripts share stand at the end, in marked blocks. recipes/train/encoder.py
+fine-tunes the dense encoder.
 
 Examples
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --device cuda:0 cuda:1
-    python 01_index.py graph --neighbours 20
+    python 01_index.py graph --neighbours 10
 """
 
 import argparse
 import contextlib
 import csv
-import fcntl
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 import unicodedata
-import zipfile
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 
@@ -55,14 +51,10 @@ INDEX_ARGUMENTS = {  # what decides an index, beside --corpus, --fields and --se
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
 }
-# Thai, Lao, Burmese, Khmer, Japanese and Chinese put no blanks between words.
-NO_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
 SHARD = 4096  # abstracts
 SAMPLE = ["Sea ice melts.", "Ice"]  # for plain_features(); two lengths, so that one is padded
 TENSORS = ("input_ids", "attention_mask", "token_type_ids")  # texts x tokens
 OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
-# The block "models" ends its messages with this.
-ADVICE = "name another, or fetch the small ones: python data/download.py models"
 
 
 class Analyser(NamedTuple):
@@ -96,7 +88,7 @@ def index_bm25(texts, folder, args):
     """Save the BM25 scores of all postings (Kamphuis et al. 2020); return entries of meta.json."""
     import bm25s
 
-    analyser = {"name": args.analyser} | ANALYSERS[args.analyser]._asdict()
+    analyser = ANALYSERS[args.analyser]._asdict()
     if args.language != "english":  # for English, the analyser names one of two lists of stopwords
         for step in ("stopwords", "stemmer"):
             if analyser[step]:
@@ -110,20 +102,14 @@ def index_bm25(texts, folder, args):
     bm25 = bm25s.BM25(args.k1, args.b, args.delta, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    without_terms = tokens.ids.count([])
-    sample = texts[:1000]
-    is_unspaced = [len(re.findall(NO_BLANKS, text)) > len(text) / 2 for text in sample]
-    if without_terms > len(texts) / 2 or np.mean(is_unspaced) > 0.5:
-        what = "the analyser finds no words in most texts"
-        warn(args.corpus, f"{what}; see --analyser, and languages in data/README.md")
-    return {"analyser": analyser, "without_terms": without_terms}
+    return {"analyser": analyser}
 
 
 # ---------- Dense and SPLADE
-def open_encoder(load, model, args, dtype, prompts=None):
+def open_encoder(load, model, args, dtype, **options):
     """Open an encoder that truncates texts at --max-length, or at a lower limit of its own."""
-    encoder = open_model(load, model, args, dtype, prompts=prompts)
-    check_fields(getattr(encoder.transformers_model, "config", None), model, args)
+    encoder = open_model(load, model, args, dtype, **options)
+    check_fields(encoder, model, args)
     if args.max_length < encoder.max_seq_length < np.inf:  # static embeddings have no limit
         encoder.max_seq_length = args.max_length
     return encoder
@@ -134,13 +120,11 @@ def open_dense_encoder(model, args, dtype):
     from sentence_transformers import SentenceTransformer
 
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
-    encoder = open_encoder(SentenceTransformer, model, args, dtype, prompts)
+    encoder = open_encoder(SentenceTransformer, model, args, dtype, prompts=prompts)
     if args.document_prompt is None and not encoder.prompts["document"]:
         # The configurations of E5 and others call this prompt "passage".
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
     if args.pooling == "chunks":
-        if not encoder.transformers_model:
-            fail("--pooling", "static embeddings read whole texts; leave it out")
         pool_chunks(encoder)
     return encoder
 
@@ -162,23 +146,10 @@ def pool_windows(encoder, _, features):
     import torch
 
     text_of_row = features["overflow_to_sample_mapping"]  # 0, 0, 1: the first has two windows
-    starts = (text_of_row.diff().nonzero()[:, 0] + 1).tolist()
-    texts = features["sentence_embedding"].tensor_split(starts)
+    counts = text_of_row.bincount().tolist()
+    texts = features["sentence_embedding"].split(counts)
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
-
-
-def pool_maxima(encoder, activation):
-    """Pool by pool_logits() if a model pools by maximum and log(1 + ReLU); return whether it does.
-
-    Any other pooling, such as a sum over tokens, stays as it is.
-    """
-    pooling = encoder[-1]
-    settings = vars(pooling)
-    if settings.get("pooling_strategy") != "max" or settings.get("activation_function") != "relu":
-        return False
-    pooling.forward = functools.partial(pool_logits, activation)
-    return True
 
 
 def pool_logits(activation, features):
@@ -197,37 +168,15 @@ def pool_logits(activation, features):
 
 # ---------- Vectors of shards
 # The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
-# encode_ahead() makes the same vectors in less time: a thread tokenises the next shards while one
-# is encoded, and numpy makes the batches from token ids. Others go through encode_by_library().
+# encode() makes the same vectors in less time: a thread tokenises the next shards while one is
+# encoded, and batches are made from token ids. Others are left to the library.
 def token_ids(encoder, texts):
-    """Return the token ids of texts, each with the prompt of documents: [int32 array].
+    """Return the token ids of texts, each with the prompt of documents: [int32 tensor]."""
+    import torch
 
-    The tokenizer truncates a long text only after it has tokenised all of it. So a text is first
-    cut to n words, where n is the limit in tokens: nearly every word has at least one token.
-    """
-    tokenizer = encoder.tokenizer.backend_tokenizer
-    limit = tokenizer.truncation["max_length"]
     texts = [encoder.prompts["document"] + text for text in texts]
-    starts = [" ".join(text.split(" ", limit)[:limit]) for text in texts]
-    ids = []
-    for text, start, coded in zip(texts, starts, tokenizer.encode_batch_fast(starts)):
-        if len(coded) < limit and start != text:
-            # Some words have no token, such as the empty one between two blanks.
-            coded = tokenizer.encode(text)
-        ids.append(np.array(coded.ids, dtype=np.int32))
-    return ids
-
-
-def ahead(make, items):
-    """Yield make(item) for each item in order, while a thread makes the next two."""
-    waiting = deque()
-    with ThreadPoolExecutor(1) as thread:
-        for item in items:
-            waiting.append(thread.submit(make, item))
-            if len(waiting) > 2:
-                yield waiting.popleft().result()
-        for made in waiting:
-            yield made.result()
+    coded = encoder.tokenizer.backend_tokenizer.encode_batch_fast(texts)
+    return [torch.tensor(text.ids, dtype=torch.int32) for text in coded]
 
 
 def batches_of(lengths, batch_size):
@@ -249,20 +198,18 @@ def batches_of(lengths, batch_size):
 def features_of(ids, encoder, template):
     """Pad token ids to the features that encoder.preprocess() makes of their texts.
 
-    ids: [int32 array], one for each text. template: features that the library has made of other
+    ids: [int32 tensor], one for each text. template: features that the library has made of other
     texts; all but their TENSORS is taken over.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    lengths = np.array([len(row) for row in ids])
-    columns = np.arange(max(1, *lengths))  # one at least, even if no text has a token
-    if encoder.tokenizer.padding_side == "left":
-        columns = columns[::-1]
-    is_token = columns < lengths[:, None]  # texts x columns
-    padded = np.full(is_token.shape, encoder.tokenizer.pad_token_id, dtype=np.int32)
-    padded[is_token] = np.concatenate(ids)  # a mask is filled row by row, so each text gets its own
+    side = encoder.tokenizer.padding_side
+    pad = functools.partial(pad_sequence, batch_first=True, padding_side=side)
+    padded = pad(ids, padding_value=encoder.tokenizer.pad_token_id)
+    is_token = pad([torch.ones_like(row) for row in ids])
     # In the order of TENSORS; token_type_ids are 0 for single texts.
-    arrays = torch.from_numpy(np.stack([padded, is_token, np.zeros_like(padded)]))
+    arrays = torch.stack([padded, is_token, torch.zeros_like(padded)])
     if encoder.device.type == "cuda":
         arrays = arrays.pin_memory()  # the GPU can copy pinned memory while it computes
     tensors = arrays.to(encoder.device, non_blocking=arrays.is_pinned()).long()
@@ -272,30 +219,24 @@ def features_of(ids, encoder, template):
 def plain_features(encoder):
     """Return features of SAMPLE, made by the library, as a template for features_of().
 
-    Return None if the encoder is not plain: it has no fast tokenizer, reads windows, truncates on
-    the left, limits its active dimensions, or its features are not those of features_of().
+    Return None if the encoder is not plain: it has no fast tokenizer, limits its active dimensions,
+    or its features are not those of features_of().
     """
     tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
-    if tokenizer is None:  # a slow tokenizer, or static embeddings
-        return None
-    # These settings are those of windows. A module without the attribute is no Transformer.
-    if getattr(encoder[0], "processing_kwargs", True):
-        return None
-    if getattr(encoder, "max_active_dims", None):
+    if not tokenizer or getattr(encoder, "max_active_dims", None):
         return None
     # This call also tells the tokenizer at which length it truncates.
     template = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
     tokenizer.no_padding()
-    truncation = tokenizer.truncation or {}
-    is_known = template.keys() <= {*TENSORS, "modality", "prompt_length"}
-    if truncation.get("direction") != "right" or not is_known:
-        return None
     made = features_of(token_ids(encoder, SAMPLE), encoder, template)
-    is_same = [made[name].tolist() == template[name].tolist() for name in made.keys() & TENSORS]
-    return template if all(is_same) else None
+    others = template.keys() - TENSORS
+    is_same = [made[name].tolist() == template[name].tolist() for name in template.keys() - others]
+    if all(is_same) and others <= {"modality", "prompt_length"}:
+        return template
+    return None
 
 
-def encode(ids, encoder, template, batch_size):
+def encode(batch_size, ids, encoder, template):
     """Return the vectors that encode_document() makes of texts (texts x dimensions)."""
     import torch
     from sentence_transformers import SparseEncoder
@@ -308,35 +249,28 @@ def encode(ids, encoder, template, batch_size):
         features = features_of([ids[row] for row in rows], encoder, template)
         with torch.inference_mode():
             vectors = encoder(features, task="document")["sentence_embedding"]
-            found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
+        found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
     # The batches have another order than the texts; argsort gives the place of each text in them.
     place_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))
     return torch.cat(found).float().cpu().index_select(0, place_of_text)
 
 
-def encode_ahead(shards, encoder, template, batch_size):
-    """Yield the vectors of each shard; halve the batches while the GPU's memory is too small."""
-    import torch
-
-    encoder.eval()
-    size = batch_size
-    for ids in ahead(functools.partial(token_ids, encoder), shards):
-        vectors = None
-        while vectors is None:
-            try:
-                vectors = encode(ids, encoder, template, size)
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                if size == batch_size:
-                    warn("--batch-size", "too large for the GPU's memory; halved until it fits")
-                size //= 2
-        yield vectors
-
-
-def encode_by_library(shards, encoder, batch_size, devices):
+def encode_all(shards, encoder, batch_size, devices):
     """Yield the vectors that encode_document() makes of each shard, on one device or several."""
-    pool = encoder.start_multi_process_pool(devices) if len(devices or ()) > 1 else None
+    from accelerate.utils import find_executable_batch_size
+
+    pool = None
+    if len(devices or ()) > 1:
+        pool = encoder.start_multi_process_pool(devices)
+    template = plain_features(encoder)
+    if template and not pool:
+        encoder.eval()
+        # Batches become smaller while they do not fit into memory.
+        encode_fitting = find_executable_batch_size(encode, starting_batch_size=batch_size)
+        with ThreadPoolExecutor(1) as thread:
+            for ids in thread.map(functools.partial(token_ids, encoder), shards):
+                yield encode_fitting(ids, encoder, template)
+        return
     options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
     for shard in shards:
         yield encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
@@ -358,31 +292,19 @@ def save_shard(path, vectors):
     sparse.save_npz(path, matrix, compressed=False)
 
 
-def is_intact(path):
-    """Return whether a file is an undamaged zip archive, which .npz files are."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile):
-        return zipfile.ZipFile(path).testzip() is None
-    return False
-
-
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Encode the shards that are not in the folder parts yet; return the paths of all."""
     shards = {}
     for start in range(0, len(texts), SHARD):
         shards[parts / f"{start}.npz"] = texts[start : start + SHARD]
-    missing = {path: shard for path, shard in shards.items() if not is_intact(path)}
-    for path in filter(Path.exists, missing):
-        warn(path, "the shard is damaged; it is made anew")
-    template = plain_features(encoder)
-    if template and len(args.device or ()) < 2:
-        encoded = encode_ahead(missing.values(), encoder, template, batch_size)
-    else:
-        encoded = encode_by_library(missing.values(), encoder, batch_size, args.device)
+    missing = {path: shard for path, shard in shards.items() if not path.exists()}
+    encoded = encode_all(missing.values(), encoder, batch_size, args.device)
     for vectors, path in zip(encoded, missing):
         if not vectors.sum().isfinite():
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
-        save_shard(parts / "new.npz", vectors)  # renamed, since a call may be killed meanwhile
-        (parts / "new.npz").rename(path)
+        new = path.with_name(f"new{os.getpid()}.npz")  # renamed, as a call may be killed meanwhile
+        save_shard(new, vectors)
+        new.rename(path)
     return list(shards)
 
 
@@ -404,37 +326,34 @@ def index_splade(texts, folder, args):
     from sentence_transformers import SparseEncoder
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype)
-    if not pool_maxima(encoder, args.activation) and args.activation == "relu":
+    pooling = vars(encoder[-1])
+    # Any other pooling, such as a sum over tokens, stays as it is.
+    if (pooling.get("pooling_strategy"), pooling.get("activation_function")) == ("max", "relu"):
+        encoder[-1].forward = functools.partial(pool_logits, args.activation)
+    elif args.activation == "relu":
         fail("--activation", "the model does not pool by maximum and log(1 + ReLU); leave it out")
     # A quarter, since logits take memory: 0.5 GB for 8 texts of 512 tokens.
     batch_size = max(1, batch_size_of(args) // 4)
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
-    # 02_retrieve.py reads the prompt of claims; None: the one in the model's own files
-    return {"max_length": encoder.max_seq_length, "query_prompt": None}
+    return {"max_length": encoder.max_seq_length}
 
 
 # ---------- Index
 def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
-    models = {"dense": args.dense_model, "splade": args.splade_model}
-    for kind, model in models.items():
-        if kind in args.indexes:
-            check_model(model)
-    # Wrong places are refused before hours go into the first index.
-    check_outs(*[f"{args.out}/{kind}" for kind in args.indexes], is_folder=True)
     made = []
     texts = {}  # read once, and only if an index has to be made
     for kind in args.indexes:
         out = f"{args.out}/{kind}"
-        model = models.get(kind)
-        names = ["job", "corpus", "fields", "separator", *INDEX_ARGUMENTS[kind]]
+        names = ["corpus", "fields", "separator", *INDEX_ARGUMENTS[kind]]
         arguments = {name: vars(args)[name] for name in names}  # no other one changes this index
-        models_read = [model] if model else []
-        task = task_of(argparse.Namespace(**arguments), args.corpus, models=models_read)
-        if up_to_date(args, task, out, is_folder=True):
+        model = arguments.get(f"{kind}_model")  # None for BM25
+        models = [model] if model else []
+        task = task_of(argparse.Namespace(**arguments), args.corpus, models=models)
+        if up_to_date(args, task, out):
             continue
         texts = texts or read_abstracts(args.corpus, args.fields, args.separator)
         meta = arguments | {
@@ -442,7 +361,7 @@ def index(args):
             "corpus": task["inputs"][args.corpus],
             "abstracts": len(texts),
             "model": model,
-            "model_sha256": task["inputs"].get(model, ""),
+            "model_sha256": task["inputs"].get(model),
         }
         with parts_of(out, task) as parts:
             folder = parts / "index"
@@ -476,35 +395,33 @@ def nearest(vectors, k):
 def graph(args):
     """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
     task = task_of(args, args.index)
-    if up_to_date(args, task, args.out, is_folder=True):
+    if up_to_date(args, task, args.out):
         return {"made": []}
     import torch
 
-    source = Path(args.index)
-    corpus = read_meta(source, task["inputs"][args.index])["corpus"]
-    vectors = torch.from_numpy(np.load(source / "embeddings.npy")).float()
+    vectors = torch.from_numpy(np.load(f"{args.index}/embeddings.npy")).float()
     neighbours = nearest(vectors.to(device_of(args)), min(args.neighbours, len(vectors) - 1))
     with written(args.out, task) as folder:
-        folder.mkdir()
+        # meta.json tells of which corpus the rows are.
+        shutil.copytree(args.index, folder, ignore=shutil.ignore_patterns("embeddings.npy"))
         np.save(folder / "neighbours.npy", neighbours)
-        shutil.copy(source / "abstract_ids.json", folder)
-        (folder / "meta.json").write_text(json.dumps({"kind": "graph", "corpus": corpus}))
     return {"made": [args.out], "abstracts": len(vectors)}
 
 
 # ---------- Command line
 # fmt: off
-def add_abstracts(add):
+def add_abstracts(job):
+    """Add the flags of texts, which recipes/train/encoder.py has, too."""
+    add = job.add_argument_group("texts").add_argument
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
-    add("--fields", type=field_names, default="title,abstract",
+    add("--fields", default="title,abstract",
         help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
-    add("--max-length", type=length, default=512,
+    add("--max-length", type=count, default=512,
         help="""truncate texts (with --pooling chunks: windows) at this many tokens, or at the
         model's own limit if that is lower""")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
-        long texts, or pool the vectors of overlapping windows; 01_index.py and
-        recipes/train/encoder.py take the same""")
+        long texts, or pool the vectors of overlapping windows; train and index alike""")
     add("--query-prompt",
         help="""dense: put this before claims, such as 'query: ' (default: the prompt in the model's
         own files, if they have one)""")
@@ -516,7 +433,7 @@ def add_index(job):
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=INDEX_ARGUMENTS, default=list(INDEX_ARGUMENTS),
         help="make only these indexes (default: all three)")
-    add_abstracts(job.add_argument_group("texts").add_argument)
+    add_abstracts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
         stopwords, no single characters; unstemmed: the same without stems; plain: split at white
@@ -540,7 +457,7 @@ def add_index(job):
         help="encode by this SparseEncoder, a folder or a name on the hub")
     add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
         help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+    add("--dtype", choices=("auto", *DTYPES), default="auto",
         help="precision of the models; auto takes half precision on a GPU, else fp32")
     add("--batch-size", type=count, help="""encode this many of the longest texts at once (SPLADE:
         a quarter), or more shorter ones (default: 32, on a GPU 128)""")
@@ -556,51 +473,30 @@ def add_graph(job):
     add("--neighbours", type=count, default=10, help="keep this many neighbours per abstract")
     add("--device", nargs=1, help="compute on this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job)
-
 # fmt: on
 
 
 def main():
-    if sys.argv[1:2] == ["train"]:
-        fail("train", "is a program of its own: python recipes/train/encoder.py")
     run_job(command_line({index: add_index, graph: add_graph}))
 
 
 # --- helpers (same in all six scripts)
-START = time.monotonic()
-WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
-PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
-    "bm25.tsv": "02_retrieve.py",
-    "dense.tsv": "02_retrieve.py",
-    "splade.tsv": "02_retrieve.py",
-    "bm25": "01_index.py",
-    "dense": "01_index.py",
-    "splade": "01_index.py",
-    "graph": "01_index.py graph",
-    "hybrid": "02_retrieve.py",
-    "fused": "02_retrieve.py fuse",
-    "fusion": "recipes/train/fit_fusion.py",
-    "examples": "recipes/train/mine.py",
-    "rerank": "03_rerank.py",
-    "verdicts": "05_classify.py",
-}
+PACKAGES = ("bm25s", "sentence_transformers", "torch", "transformers")  # whose versions are kept
+START = time.monotonic()
 # Files of a folder that no model or index needs: README.md, hidden ones (hf download leaves some)
 NOT_LOADED = r"(^|/)\.\w|^README.md$"
-ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
+ABSTRACT_ID = r"(?!None$)[^\t\r\n]+"  # fits into a TSV file; None is JSON's null
 
 
 def shown(text):
-    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
-    text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """Return a text in one line, with the passwords of URLs hidden."""
+    return re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
 
 
 def warn(where, what):
-    """Print a warning on stderr, and keep it for the sidecars."""
-    WARNINGS.append(shown(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    """Print a warning on stderr."""
+    print(shown(f"warning: {where}: {what}"), file=sys.stderr)
 
 
 def fail(where, what):
@@ -609,41 +505,21 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=1_000_000_000):
-    """Return the number if it is in this range; argparse shows the error to the user."""
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
-    return number
+def number(kind, least, most, text):
+    """Return a number within a range; argparse tells the user of any other text."""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = np.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is no number from {least:,} to {most:,}")
+    return value
 
 
-def count(text):
-    """Return a whole number of at least 1."""
-    return within(int(text), 1)
-
-
-def count_or_0(text):
-    """Return a whole number of at least 0."""
-    return within(int(text), 0)
-
-
-def amount(text):
-    """Return a number of at least 0."""
-    return within(float(text), 0)
-
-
-def share(text):
-    """Return a number from 0 to 1."""
-    return within(float(text), 0, 1)
-
-
-def seconds(text):
-    """Return a number of seconds, up to a day."""
-    return within(float(text), 0.1, 86_400)
-
-
-def json_object(text):
-    """Return a dict of JSON; argparse shows a text that is none to the user."""
-    return {**json.loads(text)}
+count = functools.partial(number, int, 1, 1_000_000_000)
+count_or_0 = functools.partial(number, int, 0, 1_000_000_000)
+amount = functools.partial(number, float, 0, 1_000_000_000)
+share = functools.partial(number, float, 0, 1)
 
 
 def digest(path):
@@ -658,141 +534,78 @@ def digest(path):
     return total.hexdigest()
 
 
-def check_input(path, args):
-    """End if an input is missing; say which job makes it, or which splits are there."""
-    path = Path(path)
-    if path.exists():
-        return
-    kind = path.name.split(".")[0]
-    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
-    advice = [f"make it by {made_by}"] if made_by else []
-    for folder in reversed(path.parents):
-        if not folder.exists() and not made_by:
-            fail(folder, "no such folder; fix its name, or see data/README.md")
-    splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
-    if splits:
-        advice.append(f"splits there: {', '.join(sorted(splits))}")
-    for name, value in vars(args).items():
-        if str(value) == str(path):
-            advice.append(f"name another file for {name.replace('_', '-')}")
-    fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
-
-
 def task_of(args, *inputs, models=(), without=()):
     """Return what decides an output: arguments, and digests of inputs and of local models.
 
     without: names of arguments that change no output of this job.
     """
     for path in inputs:
-        check_input(path, args)
-    # A model that is not there is one of the hub.
-    paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    left_out = CHANGE_NO_OUTPUT.union(without)
-    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
-    return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+        if not Path(path).exists():
+            fail(path, "not found; run the stage that makes it, or name another file (--help)")
+    arguments = {k: v for k, v in vars(args).items() if k not in CHANGE_NO_OUTPUT.union(without)}
+    local = [path for path in models if Path(path).exists()]  # others are on the hub
+    return {"arguments": arguments, "inputs": {str(p): digest(p) for p in [*inputs, *local]}}
 
 
 def sidecar_of(path):
-    """Return the provenance of an output; {} without a sidecar, or with a torn one."""
-    made = {}
+    """Return how an output was made; {} without a sidecar, or with a torn one."""
     with contextlib.suppress(OSError, ValueError):
-        made = json.loads(Path(f"{Path(path)}.meta.json").read_bytes())
-    return made if isinstance(made, dict) else {}
-
-
-def check_outs(*outs, inputs=(), is_folder=False):
-    """End if an output would replace an input of this call, or what the kit has not made.
-
-    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
-    has a sidecar.
-    """
-    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
-    for out in map(Path, outs):
-        taken = [path for path in out.parents if path.is_file()]
-        is_ours = is_folder and Path(f"{out}.meta.json").exists()
-        is_other = out.exists() and not out.is_file()  # a folder, or a device such as /dev/null
-        if (is_other and not is_ours) or (is_folder and out.is_file()):
-            taken.append(out)
-        for path in taken:
-            fail(path, "not made by this script, which would replace it; give another name")
-        if os.path.abspath(out) in are_read:
-            fail(out, "this call reads it; give another name for what it writes")
+        return json.loads(Path(f"{path}.meta.json").read_bytes())
+    return {}
 
 
 def up_to_date(args, task, *outs, is_folder=False):
-    """Return whether this very task has made all outs, and nobody has changed them since."""
-    check_outs(*outs, inputs=task.get("inputs", ()), is_folder=is_folder)
+    """Return whether this very task has made all outs, and nobody has changed them since.
+
+    End if an output would replace an input, or what the kit has not made: a file replaces a file
+    alone, a folder (is_folder) a folder that has a sidecar.
+    """
+    inputs = {os.path.abspath(path) for path in task["inputs"]}
+    for out in map(Path, outs):
+        is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
+        is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
+        if is_other or os.path.abspath(out) in inputs:
+            fail(out, "an input, or not made by this job, which would replace it; rename one")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
-        # <=: the sidecar has all of this, and more
-        if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
+        made = task | {"sha256": digest(out)}
+        if not made.items() <= sidecar_of(out).items():
             return False
-    for out in outs:
-        print(f"up to date: {out} (same inputs and flags; --force makes it again)")
+    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
     return True
-
-
-def remove(path):
-    """Remove a folder or a file, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
-
-
-def clear(path):
-    """Remove what killed processes have left beside an output: PATH.PID.tmp."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
-        try:
-            os.kill(int(pid), 0)  # which only asks whether this process runs
-        except ProcessLookupError:
-            remove(left)
-        except (OSError, ValueError, OverflowError):
-            pass  # another user's process, or not the number of one
 
 
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
-    The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
+    While it does, the sidecar is {}, which fits no task: after a kill then, the output is made
+    again.
     """
     path = Path(path)
-    meta = Path(f"{path}.meta.json")
-    end = f"{os.getpid()}.tmp"  # two processes may write one output
-    new = Path(f"{path}.{end}")
-    new_meta = Path(f"{meta}.{end}")
-    old = Path(f"{path}.old.{end}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    clear(path)
-    remove(new)
-    yield new
-    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
-    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": list(map(shown, sys.argv)),
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "sha256": digest(new),
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")
-    if path.is_dir():
-        path.rename(old)  # a folder cannot take the place of another one
-    new.replace(path)
-    new_meta.replace(meta)
-    remove(old)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+        new = Path(folder, path.name)
+        yield new
+        versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        made = {
+            "command": [shown(word) for word in sys.argv],
+            "script": digest(sys.argv[0]),
+            "packages": versions,
+            "seconds": round(time.monotonic() - START, 1),
+            "sha256": digest(new),
+        }
+        meta = Path(f"{path}.meta.json")
+        meta.write_text("{}")
+        if path.is_dir():  # a folder cannot take the place of another one
+            path.rename(f"{folder}/old")
+        new.replace(path)
+        meta.write_text(json.dumps(made | task | summary, indent=1))
 
 
-def add_shared(job, split=None, force=True):
-    """Add the flags that all scripts share.
-
-    split: the default of --split, None for jobs without one. force: whether the job has --force;
-    a job that is never up to date needs none.
-    """
+def add_shared(job, split=None):
+    """Add the flags that all scripts share; split: default of --split, None for jobs without it."""
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
@@ -801,8 +614,7 @@ def add_shared(job, split=None, force=True):
     if split:
         add("--split", default=split,
             help="take claims and judgements of this split, {split} in other defaults")
-    if force:
-        add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -812,35 +624,30 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
-    helps = ["-h", "--help"]
-    own = {}
-    if len(jobs) == 1:  # the job is the script
-        helps = []
-        own = {"prog": os.path.basename(sys.argv[0]), "description": __doc__}
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.error = lambda text: fail(parser.prog, f"{text}; see --help")
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for name, function in zip(names, jobs):
-        texts = {"help": function.__doc__, "description": function.__doc__} | own
-        job = choices.add_parser(name, formatter_class=layout, **texts)
+    for function, add_flags in jobs.items():
+        name = function.__name__
+        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        # argparse prints its usage before an error, and has no setting for that.
-        parser.error = job.error = lambda text: fail(parser.prog, f"{text}; see --help")
-        jobs[function](job)
+        job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
+        add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
-            if is_shown and "(default" not in flag.help:
+            if flag.default not in (None, False, argparse.SUPPRESS) and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, *helps):
+    if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    if "data" in args:
-        args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for field in ("data", "work", "split"):
-        for name, value in vars(args).items():
-            if isinstance(value, str) and field in args:
-                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
+    if "data" in args and not args.work:
+        args.work = f"work/{Path(args.data).resolve().name}"
+    for name, value in vars(args).items():
+        if isinstance(value, str):
+            for field in ("data", "work", "split"):
+                value = value.replace(f"{{{field}}}", str(vars(args).get(field)))
+            setattr(args, name, value)
     return args
 
 
@@ -849,7 +656,7 @@ def run_job(args):
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
-        fail(error.filename or vars(args).get("out", args.job), error)
+        fail(error.filename or args.job, error)
     except (UnicodeError, ImportError) as error:
         fail(args.job, error)
 
@@ -857,56 +664,50 @@ def run_job(args):
 def read_table(path, columns, **known):
     """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
 
-    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
+    known: {column: the values that it may hold, if it is there}. The first faulty row ends the job.
     """
     import pandas as pd
 
-    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
-    layout |= {"na_filter": False, "skip_blank_lines": False}  # so that rows are lines
     try:
-        table = pd.read_csv(path, dtype=texts, **layout)
+        table = pd.read_csv(
+            path,
+            sep="\t",
+            dtype=str,
+            encoding="utf-8-sig",
+            quoting=csv.QUOTE_NONE,
+            na_filter=False,
+            skip_blank_lines=False,  # so that rows are lines
+        )
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
-            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
-            renames)"""
-        fail(f"{path}:1", found)
-    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
-    table = table[(table[list(columns)] != "").any(axis=1)]
+        found = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
+        fail(f"{path}:1", f"{found}; data/convert.py --columns WANTED=FOUND renames columns")
+    table = table[(table[list(columns)] != "").any(axis=1)]  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
-    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
-    for column, values in known.items():
-        if column in table:
-            faults[f"unknown {column}"] = ~table[column].isin(values)
+    for column in known.keys() & set(table):
+        faults[f"unknown {column}"] = ~table[column].isin(known[column])
     faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
         counted = table.groupby("claim_id").cumcount() + 1
+        before = table.groupby("claim_id")["score"].shift()
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
-        last = table.groupby("claim_id")["score"].shift()
-        faults[
-            "the score is above that of the rank before: higher is better, so negate distances"
-        ] = table["score"] > last
+        faults["a score above that of the rank before; negate distances"] = table["score"] > before
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            what += f": {' '.join(table.loc[row].filter(regex='_id$|^label$'))}"
-            advice = (
-                "fix this row (data/convert.py mends line breaks), or name a file of this split"
-            )
-            fail(f"{path}:{row + 2}", f"{what}; {advice}")
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row].filter(like='_id'))}")
     return table.reset_index(drop=True)
 
 
@@ -923,15 +724,11 @@ def read_corpus(path):
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line.decode("utf-8-sig"))
-                abstract_id = str(record["abstract_id"])
-                is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
-                if b"\\u" in line:
-                    # It fails at half of a surrogate pair.
+                abstract_id = re.fullmatch(ABSTRACT_ID, str(record["abstract_id"]))[0]
+                if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                is_id = False
-            if not is_id:
-                what = "no JSON object in UTF-8 with an abstract_id of one line"
+                what = "no JSON object with an abstract_id of one line, in UTF-8"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
@@ -941,9 +738,14 @@ def read_corpus(path):
     return corpus
 
 
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: names with commas between them."""
+    names = [name.strip() for name in fields.split(",")]
+    records = read_corpus(path)
+    unknown = set(names) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        fail(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, names, separator) for key, record in records.items()}
 
 
 def text_of(record, fields=("title", "abstract"), separator=" "):
@@ -958,21 +760,9 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
     return separator.join(filter(None, texts))
 
 
-def field_names(text):
-    """Return names of fields without the blanks around their commas."""
-    return re.sub(r"\s*,\s*", ",", text.strip())
-
-
-def read_abstracts(path, fields, separator=" "):
-    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
-    fields = fields.split(",")
-    records = read_corpus(path)
-    known = {"title"}.union(*records.values())  # a title is optional
-    unknown = set(fields) - known
-    if unknown:
-        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
-        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
-    return {key: text_of(record, fields, separator) for key, record in records.items()}
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
 # --- end of helpers
@@ -984,10 +774,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 
-def tokenise(texts, name, normalise, stemmer, **options):
+def tokenise(texts, normalise, stemmer, **options):
     """Return what bm25s.tokenize() makes of texts by an analyser, as meta.json of an index has it.
 
-    The name of the analyser is not used. options: further arguments of bm25s.tokenize().
+    options: further arguments of bm25s.tokenize().
     """
     import bm25s
     from Stemmer import Stemmer
@@ -1009,63 +799,48 @@ def normalised(text, form):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# Else transformers asks the hub to convert a .bin, which opens a pull request there.
+os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
 
 
 def device_of(args):
-    """Return the first device of --device, else a GPU if there is one, else None."""
-    import torch
+    """Return the first device of --device, else the one that the library takes."""
+    from sentence_transformers.util import get_device_name
 
-    has_gpu = torch.cuda.is_available()
-    if not args.device:
-        return "cuda" if has_gpu else None
-    if args.device[0].startswith("cuda") and not has_gpu:
-        fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
-    return args.device[0]
+    return args.device[0] if args.device else get_device_name()
 
 
 def batch_size_of(args):
     """Return --batch-size; without it, what is fast on the device."""
-    if args.batch_size:
-        return args.batch_size
-    return 128 if str(device_of(args)).startswith("cuda") else 32
-
-
-def refuse_bin(*_, **__):
-    """Stand in for torch.load where its weights-only loader can be made to run code."""
-    raise ValueError("its weights are a .bin, which the kit reads with torch 2.10 or newer alone")
+    return args.batch_size or (128 if device_of(args).startswith("cuda") else 32)
 
 
 def open_model(load, name, args, dtype="fp32", **options):
     """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
-    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
+    No code of the model is run, and a .bin is read by PyTorch's weights-only loader alone. dtype:
+    auto is half precision on a GPU, else fp32.
     """
     import torch
 
+    if torch.__version__ < "2.10":  # TorchVersion compares numbers
+        fail("torch", "older than 2.10, in which a .bin can run code (CVE-2026-24747); update it")
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
-        if str(device).startswith("cuda"):
+        if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": names[dtype]}
-    options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    guard = contextlib.nullcontext()
-    if torch.__version__ < "2.10":  # TorchVersion compares numbers; CVE-2025-32434, 2026-24747
-        guard = mock.patch("torch.load", refuse_bin)
+    options["model_kwargs"] = {"dtype": DTYPES[dtype]}
+    options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
     try:
-        with guard:
-            model = load(str(name), **options)
+        model = load(str(name), **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"{reason_of(error)}; {ADVICE}; or fetch it: python data/download.py model NAME")
-    if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        what = "files of its tokenizer are missing, such as tokenizer.json"
-        fail(name, f"{what}; copy the whole folder")
+        advice = "train it (recipes/train), or name another (data/README.md, What loads)"
+        fail(name, f"not loaded; {advice}: {error}")
+    if len(model.tokenizer.get_vocab()) < 200:  # special tokens alone
+        fail(name, "files of its tokenizer are missing; copy the whole folder")
     # Llama has none; tokenizers of static embeddings do not even have the attribute.
     if getattr(model.tokenizer, "pad_token", True) is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
@@ -1073,95 +848,31 @@ def open_model(load, name, args, dtype="fp32", **options):
     return model
 
 
-def reason_of(error):
-    """Return why a model cannot be opened, in other words than the library's where they help."""
-    reason = str(error)
-    if "trust_remote_code" in reason:
-        return "it comes with code of its own, which the kit does not run"
-    if "gated repo" in reason:
-        return (
-            "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
-        )
-    if "model_type" in reason or "valid JSON" in reason:
-        return (
-            "it has no config.json of a model; merge an adapter into its base first, and take the "
-            "original of a GGUF file"
-        )
-    if "Weights only load failed" in reason:
-        return "its .bin holds more than weights, so it is not read"
-    if isinstance(error, MemoryError) or "allocate memory" in reason or "out of memory" in reason:
-        return (
-            "memory is too small for its weights; try --dtype bf16 or a smaller model; in training "
-            "--lora 16 --lr 2e-4 or --checkpointing"
-        )
-    return reason
-
-
-def length(text):
-    """Return a number of tokens that leaves room for texts beside special tokens."""
-    return within(int(text), 8)
-
-
-def check_model(name):
-    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
-    from packaging.version import Version
-
-    installed = importlib.metadata.version("sentence-transformers")
-    if Version(installed) < Version("6.2"):
-        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
-        fail("sentence-transformers", what)
-    if not Path(name).exists() and name.count("/") > 1:
-        fail(name, f"no such model; {ADVICE}")
-
-
-def check_fields(config, name, args):
+def check_fields(model, name, args):
     """Warn if a model was trained on other fields of abstracts than those it is given now."""
+    config = getattr(model.transformers_model, "config", None)
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
-
-
-def read_meta(folder, sha256):
-    """Return the meta.json of an index; end if its files have another digest than when made."""
-    if sidecar_of(folder).get("sha256") != sha256:
-        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
-    return json.loads(Path(folder, "meta.json").read_bytes())
 
 
 # --- end of models
 
 
 # --- parts (same in 01, 03 and 05)
-def remove_parts(folder):
-    """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
-    shutil.rmtree(folder)
-    if len(os.listdir(folder.parent)) == 1:
-        shutil.rmtree(folder.parent)
-
-
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
+    """Yield a folder for the unfinished work of a task, OUT.parts/.../, and remove it at the end.
 
-    OUT.parts/ is locked, so a second process on the same output is refused.
+    The same call finds there what an interrupted one has finished.
     """
-    parts = Path(f"{Path(out)}.parts")
-    folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(parts / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fail(parts, "another process works on it; wait for it, or give another --out")
-        except OSError:
-            pass  # a file system without locks, such as a mounted drive
-        try:
-            yield folder
-        except SystemExit:  # bad input
-            if not any(map(os.path.isfile, folder.rglob("*"))):  # before any work
-                remove_parts(folder)
-            raise
-    remove_parts(folder)
+    task_id = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
+    parts = Path(f"{out}.parts", task_id)
+    parts.mkdir(parents=True, exist_ok=True)
+    yield parts
+    shutil.rmtree(parts)
+    with contextlib.suppress(OSError):  # work of other flags is there, too
+        parts.parent.rmdir()
 
 
 # --- end of parts

@@ -6,15 +6,15 @@
 # ]
 # ///
 """
-Retrieve abstracts for each claim; fuse runs.
+Retrieve abstracts for each claim, and fuse runs.
 
-Reads   claims and index/*/; fuse: runs, and fusion.json of recipes/train/fit_fusion.py
+Reads   claims, index/*/; fuse: runs, and fusion.json of recipes/train/fit_fusion.py
 Writes  a run for each index, {bm25,dense,splade}.tsv, and hybrid.tsv, their fusion by reciprocal
         rank; fuse: fused.tsv
 Prints  counts of each file; the last line is JSON
 
-recipes/train/ fits the weights of a fusion, and mines training examples from a run. Functions that
-several scripts share stand at the end, in marked blocks.
+Functions that several scripts share stand at the end, in marked blocks. recipes/train/ mines
+training examples from runs, and fits the weights of a fusion.
 
 Examples
     python 02_retrieve.py --retrievers bm25 dense --top-k 200
@@ -24,28 +24,23 @@ Examples
 import argparse
 import contextlib
 import csv
+import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
-import shutil
 import sys
+import tempfile
 import time
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 RRF_K = 60  # Cormack et al. 2009
-BATCH = 128  # claims whose scores are in memory: 0.2 GiB with 394,269 abstracts
-# The block "models" ends its messages with this.
-ADVICE = "its name is in meta.json of the index; data/README.md, What loads, has more"
 
 
 # ---------- Search: scores of all abstracts for each claim
@@ -54,17 +49,11 @@ def search_bm25(folder, meta, claims, args):
     import bm25s
 
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-    if not bm25.vocab_dict:  # no abstract has a term
-        yield from np.zeros((len(claims), meta["abstracts"]))
-        return
     # For bm25l and bm25+, the library adds to all abstracts the score of one without any term of
     # the claim. Without this constant, such an abstract has the score 0, as in other variants.
     bm25.nonoccurrence_array = None
-    tokens = tokenise(claims, return_ids=False, **meta["analyser"])
-    ids = list(map(bm25.get_tokens_ids, tokens))
-    with ThreadPoolExecutor(2) as pool:  # takes half of the time, as numpy needs no Python lock
-        for start in range(0, len(ids), BATCH):
-            yield from pool.map(bm25.get_scores_from_ids, ids[start : start + BATCH])
+    for terms in tokenise(claims, return_ids=False, **meta["analyser"]):
+        yield bm25.get_scores_from_ids(bm25.get_tokens_ids(terms))
 
 
 def encode_claims(meta, claims, args):
@@ -78,8 +67,9 @@ def encode_claims(meta, claims, args):
     encoder = open_model(load, model, args)
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
+    prompt = meta.get("query_prompt")  # None: the one in the model's own files
     return encoder.encode_query(
-        claims, prompt=meta["query_prompt"], convert_to_tensor=True, show_progress_bar=True
+        claims, prompt=prompt, convert_to_tensor=True, show_progress_bar=True
     )
 
 
@@ -105,7 +95,7 @@ def search_dense(folder, meta, claims, args):
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     # The index has unit vectors, so inner products with unit vectors are cosines.
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
-    for batch in queries.split(BATCH):
+    for batch in queries.split(128):  # 0.2 GB of scores with 394,269 abstracts
         # In blocks, so that no float32 copy of the whole index is made.
         cosines = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(cosines, dim=1).cpu().numpy()
@@ -121,17 +111,10 @@ SEARCH = {
 
 
 def best_rows(scores, lowest, k):
-    """Return the k best rows with a score above lowest; ties keep the order of the rows.
-
-    The scores are cut into blocks. The k best of the blocks' maxima are k scores, so the k-th best
-    score is at least the lowest of them. Sorting only the scores that reach this bound takes a
-    fifth of the time.
-    """
-    k = min(k, len(scores))
-    height = max(1, len(scores) // (4 * k))  # scores in a block, which is a column
-    blocks = scores[: len(scores) // height * height].reshape(height, -1)
-    bound = np.partition(blocks.max(axis=0), -k)[-k]
-    rows = np.flatnonzero((scores >= bound) & (scores > lowest))
+    """Return the k best rows with a score above lowest; ties keep the order of the rows."""
+    rows = np.flatnonzero(scores > lowest)
+    if len(rows) > k:  # only these are sorted, which takes a tenth of the time
+        rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 
@@ -139,31 +122,30 @@ def best_rows(scores, lowest, k):
 def search(kind, claims, inputs, args):
     """Return a table of PAIR and score: each claim's best abstracts in an index, best first.
 
-    claims: a table of claims; inputs: {path: sha256} of the indexes and the corpus.
+    claims: {claim_id: claim}; inputs: {path: sha256}, with the corpus.
     """
     import pandas as pd
 
     folder = Path(args.index, kind)
     scores_of, lowest = SEARCH[kind]
-    meta = read_meta(folder, inputs[str(folder)])
+    meta = json.loads((folder / "meta.json").read_bytes())
     if meta["corpus"] != inputs[args.corpus]:
         fail(folder, "the corpus has changed since then; make the index again by 01_index.py")
     abstract_ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
     if args.restrict:
-        run = read_table(args.restrict, RUN, claim_id=claims["claim_id"], abstract_id=abstract_ids)
-        run["row"] = pd.Index(abstract_ids).get_indexer(run["abstract_id"])
-        candidates = run.groupby("claim_id")["row"].agg(list)
+        run = read_table(args.restrict, RUN, claim_id=claims, abstract_id=abstract_ids)
+        rows = pd.Index(abstract_ids).get_indexer(run["abstract_id"])
+        candidates = pd.Series(rows).groupby(run["claim_id"]).agg(list)
     found = []
-    all_scores = scores_of(folder, meta, claims["claim"].tolist(), args)
-    for claim_id, scores in zip(claims["claim_id"], all_scores):
+    for claim_id, scores in zip(claims, scores_of(folder, meta, list(claims.values()), args)):
         if not np.isfinite(scores).all():
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
             is_other = np.ones(len(scores), bool)
             is_other[candidates.get(claim_id, [])] = False
             scores[is_other] = lowest
-        rows = best_rows(scores, lowest, args.top_k)
-        found += [(claim_id, abstract_ids[row], scores[row]) for row in rows]
+        for row in best_rows(scores, lowest, args.top_k):
+            found.append((claim_id, abstract_ids[row], scores[row]))
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
@@ -178,31 +160,31 @@ def write_run(run, path, task, top_k, claim_count):
         write_table(run, new)
     missing = claim_count - run["claim_id"].nunique()
     print(f"{path}: {len(run)} rows, {claim_count} claims, {missing} without rows")
-    if run.empty:
-        warn(path, "an empty run; see languages in data/README.md, and --analyser of 01_index.py")
     return run
 
 
 def retrieve(args):
     """Write a run for each index, and their reciprocal rank fusion."""
     kinds = args.retrievers or [kind for kind in SEARCH if Path(args.index, kind).is_dir()]
+    if not kinds:
+        fail(args.index, "no index; make one by 01_index.py")
     outs = [f"{args.out}/{kind}.tsv" for kind in kinds]
     if len(kinds) > 1:
         outs.append(f"{args.out}/hybrid.tsv")
-    indexes = [Path(args.index, kind) for kind in kinds]
-    inputs = [args.claims, args.corpus, *indexes]
+    inputs = [args.claims, args.corpus]
+    inputs += [f"{args.index}/{kind}" for kind in kinds]
     if args.restrict:
         inputs.append(args.restrict)
     task = task_of(args, *inputs)
-    if not kinds:
-        fail(args.index, "no index; make one by 01_index.py")
     if up_to_date(args, task, *outs):
         return {"made": []}
-    claims = read_table(args.claims, ["claim_id", "claim"])
-    runs = [search(kind, claims, task["inputs"], args) for kind in kinds]
-    runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
+    claims = read_claims(args.claims)
+    runs = []
+    for kind, out in zip(kinds, outs):
+        run = search(kind, claims, task["inputs"], args)
+        runs.append(write_run(run, out, task, args.top_k, len(claims)))
     if len(runs) > 1:
-        abstract_ids = json.loads((indexes[0] / "abstract_ids.json").read_bytes())
+        abstract_ids = json.loads(Path(args.index, kinds[0], "abstract_ids.json").read_bytes())
         fused = fuse_runs(runs, Fusion("rrf", args.rrf_k, [1] * len(runs)), abstract_ids)
         write_run(fused, outs[-1], task, args.top_k, len(claims))
     return {"made": outs, "claims": len(claims)}
@@ -234,7 +216,7 @@ class Method(NamedTuple):
 
     points: callable  # called with a run and k, returns the points of each row
     combine: callable  # combine(weighted points, axis=1); a run without the pair has NaN there
-    constants: list  # values of k that fit_fusion.py tries: [0] if it has no k, []: never
+    constants: list  # values of k that a fit tries: [0] if it has no k, [] if it is not fitted
 
 
 METHODS = {
@@ -245,7 +227,7 @@ METHODS = {
 
 
 class Fusion(NamedTuple):
-    """How several runs become one; recipes/train/fit_fusion.py finds it, fuse applies it."""
+    """How several runs become one."""
 
     method: str  # a name in METHODS
     k: float
@@ -299,38 +281,49 @@ def names_of(runs, args):
 
     A run elsewhere has the name of its file.
     """
-    names = []
-    folder = Path(args.work, args.split).resolve()
-    for run in runs:
-        path = Path(run).resolve()
-        is_below = path.is_relative_to(folder)
-        names.append(str(path.relative_to(folder)) if is_below else path.name)
-    return names
-
-
-def warn_of_splits(args):
-    """Warn of runs that were made for another split than this call is for."""
-    for path in args.runs:
-        split = sidecar_of(path).get("arguments", {}).get("split", args.split)
-        if split != args.split:
-            warn(path, f"it was made for the split {split}, this call is for {args.split}: --split")
+    paths = [os.path.relpath(run, f"{args.work}/{args.split}") for run in runs]
+    return [Path(path).name if path.startswith("..") else path for path in paths]
 
 
 def read_fusion(args):
-    """Return the Fusion in --fusion, a file of recipes/train/fit_fusion.py."""
-    path = args.fusion
+    """Return what --fusion says: (column, {group of claims: Fusion}).
+
+    If it was fitted without --by, the column is None, and so is the only group.
+    """
     try:
-        found = json.loads(Path(path).read_bytes())
-        names = found["runs"]
-        weights = [amount(weight) for weight in found["weights"]]
-        fusion = Fusion(found["method"], amount(found["rrf_k"]), weights)
-        if fusion.method not in METHODS or len(weights) != len(names):
-            raise ValueError
-    except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
-        fail(path, "no fusion; make one by recipes/train/fit_fusion.py")
+        fitted = json.loads(Path(args.fusion).read_bytes())
+        names = fitted["runs"]
+        fusions = {}
+        for group, found in fitted.get("groups", {None: fitted}).items():
+            fusions[group] = Fusion(found["method"], found["rrf_k"], found["weights"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        fail(args.fusion, "no fusion; make one by recipes/train/fit_fusion.py")
     if names != names_of(args.runs, args):
-        fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
-    return fusion
+        fail(args.fusion, f"it is for {', '.join(names)}; name these runs, in this order")
+    return fitted.get("by"), fusions
+
+
+def group_of_claims(path, column):
+    """Return {claim_id: group}, such as its language, from a column of a claims file."""
+    claims = read_table(path, ["claim_id", column])
+    return dict(zip(claims["claim_id"], claims[column]))
+
+
+def fuse_groups(runs, fusions, group_of, abstract_ids):
+    """Return a table as fuse_runs() does, in which each group of claims has its own fusion.
+
+    group_of: {claim_id: its group}; other claims have the group None.
+    """
+    import pandas as pd
+
+    tables = []
+    for group, fusion in fusions.items():
+        of_group = []
+        for run in runs:
+            is_in_group = [group_of.get(claim_id) == group for claim_id in run["claim_id"]]
+            of_group.append(run[is_in_group])
+        tables.append(fuse_runs(of_group, fusion, abstract_ids))
+    return pd.concat(tables, ignore_index=True)
 
 
 def fuse(args):
@@ -338,12 +331,14 @@ def fuse(args):
     weights = args.weights or [1] * len(args.runs)
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
-    fusion = Fusion(args.method, args.rrf_k, weights)
+    column = None
+    fusions = {None: Fusion(args.method, args.rrf_k, weights)}
     inputs = list(args.runs)
     if args.fusion:
-        check_input(args.fusion, args)
-        fusion = read_fusion(args)
+        column, fusions = read_fusion(args)
         inputs.append(args.fusion)
+    if column:
+        inputs.append(args.claims)
     corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
     has_corpus = Path(corpus).exists()
     if has_corpus:
@@ -351,13 +346,14 @@ def fuse(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    warn_of_splits(args)
     runs = [read_table(path, RUN) for path in args.runs]
-    if fusion.method != "union":  # which may join runs of different claims, as of two languages
+    if args.method != "union":  # which may join runs of different claims, such as of two languages
         check_claims(dict(zip(args.runs, runs)))
+    group_of = group_of_claims(args.claims, column) if column else {}
     abstract_ids = list(read_corpus(corpus)) if has_corpus else []
-    fused = fuse_runs(runs, fusion, abstract_ids)
-    write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
+    fused = fuse_groups(runs, fusions, group_of, abstract_ids)
+    claim_ids = {claim_id for run in runs for claim_id in run["claim_id"]}
+    write_run(fused, args.out, task, args.top_k, len(claim_ids))
     return {"made": [args.out]}
 
 
@@ -392,6 +388,8 @@ def add_fuse(job):
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
     add("--fusion", help="""take --method, --weights and --rrf-k from this file of
         recipes/train/fit_fusion.py; name the same runs in the same order""")
+    add("--claims", default="{data}/claims.{split}.tsv",
+        help="read the column of --by in this file, if --fusion was fitted with one")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
         help=f"""sum these points over the runs; union takes the maximum instead, and can join runs
@@ -401,53 +399,30 @@ def add_fuse(job):
         the runs before this flag""")
     add_ranks(add)
     add_shared(job, split="test")
-
 # fmt: on
 
 
 def main():
-    moved = {"fit": "fit_fusion.py", "mine": "mine.py"}
-    job = "".join(sys.argv[1:2])
-    if job in moved:
-        fail(job, f"is a program of its own: python recipes/train/{moved[job]}")
     run_job(command_line({retrieve: add_retrieve, fuse: add_fuse}))
 
 
 # --- helpers (same in all six scripts)
-START = time.monotonic()
-WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
-PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
-    "bm25.tsv": "02_retrieve.py",
-    "dense.tsv": "02_retrieve.py",
-    "splade.tsv": "02_retrieve.py",
-    "bm25": "01_index.py",
-    "dense": "01_index.py",
-    "splade": "01_index.py",
-    "graph": "01_index.py graph",
-    "hybrid": "02_retrieve.py",
-    "fused": "02_retrieve.py fuse",
-    "fusion": "recipes/train/fit_fusion.py",
-    "examples": "recipes/train/mine.py",
-    "rerank": "03_rerank.py",
-    "verdicts": "05_classify.py",
-}
+PACKAGES = ("bm25s", "sentence_transformers", "torch", "transformers")  # whose versions are kept
+START = time.monotonic()
 # Files of a folder that no model or index needs: README.md, hidden ones (hf download leaves some)
 NOT_LOADED = r"(^|/)\.\w|^README.md$"
-ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
+ABSTRACT_ID = r"(?!None$)[^\t\r\n]+"  # fits into a TSV file; None is JSON's null
 
 
 def shown(text):
-    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
-    text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """Return a text in one line, with the passwords of URLs hidden."""
+    return re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
 
 
 def warn(where, what):
-    """Print a warning on stderr, and keep it for the sidecars."""
-    WARNINGS.append(shown(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    """Print a warning on stderr."""
+    print(shown(f"warning: {where}: {what}"), file=sys.stderr)
 
 
 def fail(where, what):
@@ -456,41 +431,21 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=1_000_000_000):
-    """Return the number if it is in this range; argparse shows the error to the user."""
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
-    return number
+def number(kind, least, most, text):
+    """Return a number within a range; argparse tells the user of any other text."""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = np.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is no number from {least:,} to {most:,}")
+    return value
 
 
-def count(text):
-    """Return a whole number of at least 1."""
-    return within(int(text), 1)
-
-
-def count_or_0(text):
-    """Return a whole number of at least 0."""
-    return within(int(text), 0)
-
-
-def amount(text):
-    """Return a number of at least 0."""
-    return within(float(text), 0)
-
-
-def share(text):
-    """Return a number from 0 to 1."""
-    return within(float(text), 0, 1)
-
-
-def seconds(text):
-    """Return a number of seconds, up to a day."""
-    return within(float(text), 0.1, 86_400)
-
-
-def json_object(text):
-    """Return a dict of JSON; argparse shows a text that is none to the user."""
-    return {**json.loads(text)}
+count = functools.partial(number, int, 1, 1_000_000_000)
+count_or_0 = functools.partial(number, int, 0, 1_000_000_000)
+amount = functools.partial(number, float, 0, 1_000_000_000)
+share = functools.partial(number, float, 0, 1)
 
 
 def digest(path):
@@ -505,141 +460,78 @@ def digest(path):
     return total.hexdigest()
 
 
-def check_input(path, args):
-    """End if an input is missing; say which job makes it, or which splits are there."""
-    path = Path(path)
-    if path.exists():
-        return
-    kind = path.name.split(".")[0]
-    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
-    advice = [f"make it by {made_by}"] if made_by else []
-    for folder in reversed(path.parents):
-        if not folder.exists() and not made_by:
-            fail(folder, "no such folder; fix its name, or see data/README.md")
-    splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
-    if splits:
-        advice.append(f"splits there: {', '.join(sorted(splits))}")
-    for name, value in vars(args).items():
-        if str(value) == str(path):
-            advice.append(f"name another file for {name.replace('_', '-')}")
-    fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
-
-
 def task_of(args, *inputs, models=(), without=()):
     """Return what decides an output: arguments, and digests of inputs and of local models.
 
     without: names of arguments that change no output of this job.
     """
     for path in inputs:
-        check_input(path, args)
-    # A model that is not there is one of the hub.
-    paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    left_out = CHANGE_NO_OUTPUT.union(without)
-    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
-    return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+        if not Path(path).exists():
+            fail(path, "not found; run the stage that makes it, or name another file (--help)")
+    arguments = {k: v for k, v in vars(args).items() if k not in CHANGE_NO_OUTPUT.union(without)}
+    local = [path for path in models if Path(path).exists()]  # others are on the hub
+    return {"arguments": arguments, "inputs": {str(p): digest(p) for p in [*inputs, *local]}}
 
 
 def sidecar_of(path):
-    """Return the provenance of an output; {} without a sidecar, or with a torn one."""
-    made = {}
+    """Return how an output was made; {} without a sidecar, or with a torn one."""
     with contextlib.suppress(OSError, ValueError):
-        made = json.loads(Path(f"{Path(path)}.meta.json").read_bytes())
-    return made if isinstance(made, dict) else {}
-
-
-def check_outs(*outs, inputs=(), is_folder=False):
-    """End if an output would replace an input of this call, or what the kit has not made.
-
-    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
-    has a sidecar.
-    """
-    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
-    for out in map(Path, outs):
-        taken = [path for path in out.parents if path.is_file()]
-        is_ours = is_folder and Path(f"{out}.meta.json").exists()
-        is_other = out.exists() and not out.is_file()  # a folder, or a device such as /dev/null
-        if (is_other and not is_ours) or (is_folder and out.is_file()):
-            taken.append(out)
-        for path in taken:
-            fail(path, "not made by this script, which would replace it; give another name")
-        if os.path.abspath(out) in are_read:
-            fail(out, "this call reads it; give another name for what it writes")
+        return json.loads(Path(f"{path}.meta.json").read_bytes())
+    return {}
 
 
 def up_to_date(args, task, *outs, is_folder=False):
-    """Return whether this very task has made all outs, and nobody has changed them since."""
-    check_outs(*outs, inputs=task.get("inputs", ()), is_folder=is_folder)
+    """Return whether this very task has made all outs, and nobody has changed them since.
+
+    End if an output would replace an input, or what the kit has not made: a file replaces a file
+    alone, a folder (is_folder) a folder that has a sidecar.
+    """
+    inputs = {os.path.abspath(path) for path in task["inputs"]}
+    for out in map(Path, outs):
+        is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
+        is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
+        if is_other or os.path.abspath(out) in inputs:
+            fail(out, "an input, or not made by this job, which would replace it; rename one")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
-        # <=: the sidecar has all of this, and more
-        if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
+        made = task | {"sha256": digest(out)}
+        if not made.items() <= sidecar_of(out).items():
             return False
-    for out in outs:
-        print(f"up to date: {out} (same inputs and flags; --force makes it again)")
+    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
     return True
-
-
-def remove(path):
-    """Remove a folder or a file, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
-
-
-def clear(path):
-    """Remove what killed processes have left beside an output: PATH.PID.tmp."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
-        try:
-            os.kill(int(pid), 0)  # which only asks whether this process runs
-        except ProcessLookupError:
-            remove(left)
-        except (OSError, ValueError, OverflowError):
-            pass  # another user's process, or not the number of one
 
 
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
-    The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
+    While it does, the sidecar is {}, which fits no task: after a kill then, the output is made
+    again.
     """
     path = Path(path)
-    meta = Path(f"{path}.meta.json")
-    end = f"{os.getpid()}.tmp"  # two processes may write one output
-    new = Path(f"{path}.{end}")
-    new_meta = Path(f"{meta}.{end}")
-    old = Path(f"{path}.old.{end}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    clear(path)
-    remove(new)
-    yield new
-    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
-    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": list(map(shown, sys.argv)),
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "sha256": digest(new),
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")
-    if path.is_dir():
-        path.rename(old)  # a folder cannot take the place of another one
-    new.replace(path)
-    new_meta.replace(meta)
-    remove(old)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+        new = Path(folder, path.name)
+        yield new
+        versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        made = {
+            "command": [shown(word) for word in sys.argv],
+            "script": digest(sys.argv[0]),
+            "packages": versions,
+            "seconds": round(time.monotonic() - START, 1),
+            "sha256": digest(new),
+        }
+        meta = Path(f"{path}.meta.json")
+        meta.write_text("{}")
+        if path.is_dir():  # a folder cannot take the place of another one
+            path.rename(f"{folder}/old")
+        new.replace(path)
+        meta.write_text(json.dumps(made | task | summary, indent=1))
 
 
-def add_shared(job, split=None, force=True):
-    """Add the flags that all scripts share.
-
-    split: the default of --split, None for jobs without one. force: whether the job has --force;
-    a job that is never up to date needs none.
-    """
+def add_shared(job, split=None):
+    """Add the flags that all scripts share; split: default of --split, None for jobs without it."""
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
@@ -648,8 +540,7 @@ def add_shared(job, split=None, force=True):
     if split:
         add("--split", default=split,
             help="take claims and judgements of this split, {split} in other defaults")
-    if force:
-        add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -659,35 +550,30 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
-    helps = ["-h", "--help"]
-    own = {}
-    if len(jobs) == 1:  # the job is the script
-        helps = []
-        own = {"prog": os.path.basename(sys.argv[0]), "description": __doc__}
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.error = lambda text: fail(parser.prog, f"{text}; see --help")
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for name, function in zip(names, jobs):
-        texts = {"help": function.__doc__, "description": function.__doc__} | own
-        job = choices.add_parser(name, formatter_class=layout, **texts)
+    for function, add_flags in jobs.items():
+        name = function.__name__
+        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        # argparse prints its usage before an error, and has no setting for that.
-        parser.error = job.error = lambda text: fail(parser.prog, f"{text}; see --help")
-        jobs[function](job)
+        job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
+        add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
-            if is_shown and "(default" not in flag.help:
+            if flag.default not in (None, False, argparse.SUPPRESS) and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, *helps):
+    if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    if "data" in args:
-        args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for field in ("data", "work", "split"):
-        for name, value in vars(args).items():
-            if isinstance(value, str) and field in args:
-                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
+    if "data" in args and not args.work:
+        args.work = f"work/{Path(args.data).resolve().name}"
+    for name, value in vars(args).items():
+        if isinstance(value, str):
+            for field in ("data", "work", "split"):
+                value = value.replace(f"{{{field}}}", str(vars(args).get(field)))
+            setattr(args, name, value)
     return args
 
 
@@ -696,7 +582,7 @@ def run_job(args):
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
-        fail(error.filename or vars(args).get("out", args.job), error)
+        fail(error.filename or args.job, error)
     except (UnicodeError, ImportError) as error:
         fail(args.job, error)
 
@@ -704,56 +590,50 @@ def run_job(args):
 def read_table(path, columns, **known):
     """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
 
-    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
+    known: {column: the values that it may hold, if it is there}. The first faulty row ends the job.
     """
     import pandas as pd
 
-    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
-    layout |= {"na_filter": False, "skip_blank_lines": False}  # so that rows are lines
     try:
-        table = pd.read_csv(path, dtype=texts, **layout)
+        table = pd.read_csv(
+            path,
+            sep="\t",
+            dtype=str,
+            encoding="utf-8-sig",
+            quoting=csv.QUOTE_NONE,
+            na_filter=False,
+            skip_blank_lines=False,  # so that rows are lines
+        )
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
-            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
-            renames)"""
-        fail(f"{path}:1", found)
-    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
-    table = table[(table[list(columns)] != "").any(axis=1)]
+        found = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
+        fail(f"{path}:1", f"{found}; data/convert.py --columns WANTED=FOUND renames columns")
+    table = table[(table[list(columns)] != "").any(axis=1)]  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
-    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
-    for column, values in known.items():
-        if column in table:
-            faults[f"unknown {column}"] = ~table[column].isin(values)
+    for column in known.keys() & set(table):
+        faults[f"unknown {column}"] = ~table[column].isin(known[column])
     faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
         counted = table.groupby("claim_id").cumcount() + 1
+        before = table.groupby("claim_id")["score"].shift()
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
-        last = table.groupby("claim_id")["score"].shift()
-        faults[
-            "the score is above that of the rank before: higher is better, so negate distances"
-        ] = table["score"] > last
+        faults["a score above that of the rank before; negate distances"] = table["score"] > before
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            what += f": {' '.join(table.loc[row].filter(regex='_id$|^label$'))}"
-            advice = (
-                "fix this row (data/convert.py mends line breaks), or name a file of this split"
-            )
-            fail(f"{path}:{row + 2}", f"{what}; {advice}")
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row].filter(like='_id'))}")
     return table.reset_index(drop=True)
 
 
@@ -770,15 +650,11 @@ def read_corpus(path):
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line.decode("utf-8-sig"))
-                abstract_id = str(record["abstract_id"])
-                is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
-                if b"\\u" in line:
-                    # It fails at half of a surrogate pair.
+                abstract_id = re.fullmatch(ABSTRACT_ID, str(record["abstract_id"]))[0]
+                if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                is_id = False
-            if not is_id:
-                what = "no JSON object in UTF-8 with an abstract_id of one line"
+                what = "no JSON object with an abstract_id of one line, in UTF-8"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
@@ -788,9 +664,14 @@ def read_corpus(path):
     return corpus
 
 
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: names with commas between them."""
+    names = [name.strip() for name in fields.split(",")]
+    records = read_corpus(path)
+    unknown = set(names) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        fail(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, names, separator) for key, record in records.items()}
 
 
 def text_of(record, fields=("title", "abstract"), separator=" "):
@@ -805,21 +686,9 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
     return separator.join(filter(None, texts))
 
 
-def field_names(text):
-    """Return names of fields without the blanks around their commas."""
-    return re.sub(r"\s*,\s*", ",", text.strip())
-
-
-def read_abstracts(path, fields, separator=" "):
-    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
-    fields = fields.split(",")
-    records = read_corpus(path)
-    known = {"title"}.union(*records.values())  # a title is optional
-    unknown = set(fields) - known
-    if unknown:
-        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
-        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
-    return {key: text_of(record, fields, separator) for key, record in records.items()}
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
 # --- end of helpers
@@ -831,10 +700,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 
-def tokenise(texts, name, normalise, stemmer, **options):
+def tokenise(texts, normalise, stemmer, **options):
     """Return what bm25s.tokenize() makes of texts by an analyser, as meta.json of an index has it.
 
-    The name of the analyser is not used. options: further arguments of bm25s.tokenize().
+    options: further arguments of bm25s.tokenize().
     """
     import bm25s
     from Stemmer import Stemmer
@@ -856,63 +725,48 @@ def normalised(text, form):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# Else transformers asks the hub to convert a .bin, which opens a pull request there.
+os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
 
 
 def device_of(args):
-    """Return the first device of --device, else a GPU if there is one, else None."""
-    import torch
+    """Return the first device of --device, else the one that the library takes."""
+    from sentence_transformers.util import get_device_name
 
-    has_gpu = torch.cuda.is_available()
-    if not args.device:
-        return "cuda" if has_gpu else None
-    if args.device[0].startswith("cuda") and not has_gpu:
-        fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
-    return args.device[0]
+    return args.device[0] if args.device else get_device_name()
 
 
 def batch_size_of(args):
     """Return --batch-size; without it, what is fast on the device."""
-    if args.batch_size:
-        return args.batch_size
-    return 128 if str(device_of(args)).startswith("cuda") else 32
-
-
-def refuse_bin(*_, **__):
-    """Stand in for torch.load where its weights-only loader can be made to run code."""
-    raise ValueError("its weights are a .bin, which the kit reads with torch 2.10 or newer alone")
+    return args.batch_size or (128 if device_of(args).startswith("cuda") else 32)
 
 
 def open_model(load, name, args, dtype="fp32", **options):
     """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
-    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
+    No code of the model is run, and a .bin is read by PyTorch's weights-only loader alone. dtype:
+    auto is half precision on a GPU, else fp32.
     """
     import torch
 
+    if torch.__version__ < "2.10":  # TorchVersion compares numbers
+        fail("torch", "older than 2.10, in which a .bin can run code (CVE-2026-24747); update it")
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
-        if str(device).startswith("cuda"):
+        if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": names[dtype]}
-    options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    guard = contextlib.nullcontext()
-    if torch.__version__ < "2.10":  # TorchVersion compares numbers; CVE-2025-32434, 2026-24747
-        guard = mock.patch("torch.load", refuse_bin)
+    options["model_kwargs"] = {"dtype": DTYPES[dtype]}
+    options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
     try:
-        with guard:
-            model = load(str(name), **options)
+        model = load(str(name), **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"{reason_of(error)}; {ADVICE}; or fetch it: python data/download.py model NAME")
-    if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        what = "files of its tokenizer are missing, such as tokenizer.json"
-        fail(name, f"{what}; copy the whole folder")
+        advice = "train it (recipes/train), or name another (data/README.md, What loads)"
+        fail(name, f"not loaded; {advice}: {error}")
+    if len(model.tokenizer.get_vocab()) < 200:  # special tokens alone
+        fail(name, "files of its tokenizer are missing; copy the whole folder")
     # Llama has none; tokenizers of static embeddings do not even have the attribute.
     if getattr(model.tokenizer, "pad_token", True) is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
@@ -920,59 +774,12 @@ def open_model(load, name, args, dtype="fp32", **options):
     return model
 
 
-def reason_of(error):
-    """Return why a model cannot be opened, in other words than the library's where they help."""
-    reason = str(error)
-    if "trust_remote_code" in reason:
-        return "it comes with code of its own, which the kit does not run"
-    if "gated repo" in reason:
-        return (
-            "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
-        )
-    if "model_type" in reason or "valid JSON" in reason:
-        return (
-            "it has no config.json of a model; merge an adapter into its base first, and take the "
-            "original of a GGUF file"
-        )
-    if "Weights only load failed" in reason:
-        return "its .bin holds more than weights, so it is not read"
-    if isinstance(error, MemoryError) or "allocate memory" in reason or "out of memory" in reason:
-        return (
-            "memory is too small for its weights; try --dtype bf16 or a smaller model; in training "
-            "--lora 16 --lr 2e-4 or --checkpointing"
-        )
-    return reason
-
-
-def length(text):
-    """Return a number of tokens that leaves room for texts beside special tokens."""
-    return within(int(text), 8)
-
-
-def check_model(name):
-    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
-    from packaging.version import Version
-
-    installed = importlib.metadata.version("sentence-transformers")
-    if Version(installed) < Version("6.2"):
-        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
-        fail("sentence-transformers", what)
-    if not Path(name).exists() and name.count("/") > 1:
-        fail(name, f"no such model; {ADVICE}")
-
-
-def check_fields(config, name, args):
+def check_fields(model, name, args):
     """Warn if a model was trained on other fields of abstracts than those it is given now."""
+    config = getattr(model.transformers_model, "config", None)
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
-
-
-def read_meta(folder, sha256):
-    """Return the meta.json of an index; end if its files have another digest than when made."""
-    if sidecar_of(folder).get("sha256") != sha256:
-        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
-    return json.loads(Path(folder, "meta.json").read_bytes())
 
 
 # --- end of models

@@ -1,14 +1,14 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["ir-measures==0.4.3", "jinja2==3.1.6", "numpy==2.4.6", "pandas==3.1.1"]
+# dependencies = ["ir-measures==0.4.3", "numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
 Reads   runs, verdicts, qrels; for the page also claims, corpus, WORK/SPLIT/claims.jsonl
-Writes  metrics.tsv and .tex; metrics.json with intervals, p-values and counts; metrics.claims.tsv
-        with values by claim; for qrels of another name, metrics-NAME.* instead
-        --report: an HTML page with the rankings; submission: a table, and its zip
+Writes  metrics.tsv; metrics.json with intervals, p-values and counts; metrics.claims.tsv with
+        values by claim
+        --report: an HTML page with the rankings; submission: a zip with the table or tables
 Prints  the table, notes on it, and the counts behind it; the last line is JSON
 
 Functions that all scripts share stand at the end, in a marked block.
@@ -21,13 +21,14 @@ Examples
 import argparse
 import contextlib
 import csv
+import functools
 import hashlib
 import html
 import json
 import os
 import re
-import shutil
 import sys
+import tempfile
 import time
 import warnings
 import zipfile
@@ -55,7 +56,17 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"]),
 }
-TABLES = (".tsv", ".json", ".tex", ".claims.tsv")  # endings of the files with numbers
+STANCE = ("P", "R", "F1", "macro F1")  # of labels; R@k is a measure of rankings
+NOTES = {  # on measures whose names have this part
+    "pooled R": "Pooled R@k is the share of all evidence pairs that is found.",
+    "B-Pref": "B-Pref skips claims without evidence, without NEI pairs or without rows; B-Pref "
+    "(trec_eval) skips those without evidence, divides by min(R, N), not R, and reads all ranks.",
+    "Judged": "Judged@k is a mean over all claims.",
+    "abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
+    "F1": "P, R and F1 of labels are weighted by support; macro F1 is not.",
+    "": "*: differs from the first run, p < 0.05 (paired randomisation test, Holm).",
+}
+TABLES = (".tsv", ".json", ".claims.tsv")  # endings of the files with numbers
 UNJUDGED = -1  # in place of a label's number: the run has this row, the qrels do not
 NO_ROW = -2  # the run has fewer rows
 TASKS = """climatecheck2025 climatecheck2026 climatecheck2026-narratives
@@ -68,8 +79,6 @@ warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN here, which mean
 def read_run(path, qrels):
     """Return a run's rows for claims of the qrels, and counts of what is missing."""
     run = read_table(path, RUN, label=LABELS)
-    if run.empty:
-        fail(path, "an empty run; name another one, or see what 02_retrieve.py says about it")
     for column in PAIR:
         if not run[column].isin(qrels[column]).any():
             fail(path, f"no {column} is in the qrels; name a run and qrels of one split")
@@ -99,15 +108,14 @@ def judgements_of(run, qrels):
     R = by_claim.sum()
     N = by_claim.size() - R
     claims = R.index.get_indexer(run["claim_id"])
-    ranks = run["rank"].to_numpy(int) - 1
+    ranks = run["rank"].to_numpy() - 1
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
     predicted = gold.copy()
     gold[claims, ranks] = UNJUDGED
-    # Only rows with an abstract of the qrels can be judged; merging all rows takes thrice the time.
-    is_known = run["abstract_id"].isin(qrels["abstract_id"])
-    labels = run.loc[is_known, PAIR].merge(qrels, on=PAIR, how="left")["label"]
-    numbers = labels.map(LABELS.index, na_action="ignore").fillna(UNJUDGED)
-    gold[claims[is_known], ranks[is_known]] = numbers
+    # Only rows with an abstract of the qrels can be judged; merging all takes five times as long.
+    known = run.loc[run["abstract_id"].isin(qrels["abstract_id"]), RUN].merge(qrels[QRELS])
+    judged_claims = R.index.get_indexer(known["claim_id"])
+    gold[judged_claims, known["rank"] - 1] = known["label"].map(LABELS.index)
     if "label" in run:
         predicted[claims, ranks] = run["label"].map(LABELS.index)
     return Judgements(R.to_numpy(float), N.to_numpy(), gold, predicted)
@@ -174,38 +182,14 @@ def abstract_f1(judgements):
     return 2 * right, called + R
 
 
-class Measure(NamedTuple):
-    """A measure by the kind of its name: R stands for R@2, R@5, and so on."""
-
-    fraction: object  # function of Judgements as above; None if ir-measures computes it
-    note: str  # explains it below a table; {} are the claims that means are over
-    stops_at_depth: bool = True  # without @k in its name, it reads only the first --depth ranks
-
-
-MEANS = "Means are over {} with evidence."
-ABSTRACT = "Abstract P, R and F1 count evidence with the right label, at all ranks."
-MEASURES = {  # by kind; "R" is that of R@k. P, R and F1 of labels are in STANCE, not here
-    "R": Measure(recall, MEANS),
-    "pooled R": Measure(
-        pooled_recall, "Pooled R@k is the share of all evidence pairs that is found."
-    ),
-    "B-Pref": Measure(
-        bpref, "B-Pref skips claims without evidence, without NEI pairs or without rows."
-    ),
-    "abstract P": Measure(abstract_precision, ABSTRACT, stops_at_depth=False),
-    "abstract R": Measure(abstract_recall, ABSTRACT, stops_at_depth=False),
-    "abstract F1": Measure(abstract_f1, ABSTRACT, stops_at_depth=False),
-    "Judged": Measure(None, "Judged@k is a mean over all claims."),
-    "B-Pref (trec_eval)": Measure(
-        None, "B-Pref (trec_eval) divides by min(R, N), not by R, and reads all ranks."
-    ),
+MEASURES = {  # by the part of the name before @k; ir-measures computes others
+    "R": recall,
+    "pooled R": pooled_recall,
+    "B-Pref": bpref,
+    "abstract P": abstract_precision,
+    "abstract R": abstract_recall,
+    "abstract F1": abstract_f1,
 }
-
-
-def measure_of(name):
-    """Return the Measure that a name stands for, and k of @k in its name, or None."""
-    kind, k = re.fullmatch(r"(?s)(.*?)(?:@([1-9]\d*))?", name).groups()
-    return MEASURES.get(kind, Measure(None, MEANS)), k
 
 
 def library_fraction(name, run, qrels, judgements):
@@ -214,14 +198,13 @@ def library_fraction(name, run, qrels, judgements):
 
     columns = {"claim_id": "query_id", "abstract_id": "doc_id"}
     judged = qrels.rename(columns=columns).assign(relevance=(qrels["label"] != "NEI").astype(int))
+    ranked = run.rename(columns=columns).assign(score=-run["rank"].astype(float))
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
-        cutoff = measure.params.get("cutoff", len(run))  # ranks below it would only take time
-        if "judged_only" in name:  # unjudged ranks go before the cutoff
-            cutoff = len(run)
-        first = run[run["rank"] <= cutoff].rename(columns=columns)
-        first["score"] = first["rank"] * -1.0  # ir-measures sorts by score
-        found = ir_measures.iter_calc([measure], judged, first)
+        cutoff = measure.params.get("cutoff")  # ranks below it would only take time
+        if cutoff and "judged_only" not in name:  # where unjudged ranks go before the cutoff
+            ranked = ranked[ranked["rank"] <= cutoff]
+        found = ir_measures.iter_calc([measure], judged, ranked)
         values = {claim_id: value for claim_id, _, value in found}
     except Exception as error:  # ir-measures and its providers raise errors of many types
         fail("--measures", f"cannot compute {name!r}: {error}; see --help")
@@ -231,23 +214,12 @@ def library_fraction(name, run, qrels, judgements):
 
 
 # ---------- Measures of labels
-WEIGHTED = "P, R and F1 of labels are weighted by support."
-STANCE = {  # {measure of labels: its note}
-    "P": WEIGHTED,
-    "R": WEIGHTED,
-    "F1": WEIGHTED,
-    "macro F1": "Macro F1 is not weighted.",
-}
-
-
 def confusion(judgements):
     """Return confusion matrices (claims, gold, predicted)."""
-    gold = judgements.gold
-    predicted = judgements.predicted
-    matrices = np.zeros((len(gold), 3, 3))
-    claims, ranks = np.nonzero((gold >= 0) & (predicted >= 0))
-    np.add.at(matrices, (claims, gold[claims, ranks], predicted[claims, ranks]), 1)
-    return matrices
+    labels = np.arange(len(LABELS))
+    is_gold = judgements.gold[..., None] == labels  # (claims, ranks, labels)
+    is_predicted = judgements.predicted[..., None] == labels
+    return is_gold.transpose(0, 2, 1).astype(float) @ is_predicted
 
 
 def stance_scores(matrices):
@@ -293,13 +265,12 @@ def components_of(run, qrels, names, depth):
     for name in dict.fromkeys(members):
         if name in STANCE:
             continue
-        measure, k = measure_of(name)
-        if measure.fraction is None:
-            fraction = library_fraction(name, run, qrels, judgements)
-        elif k or measure.stops_at_depth:
-            fraction = measure.fraction(judgements.first(int(k or depth)))
+        kind, k = re.fullmatch(r"(.*?)(?:@(\d+))?", name).groups()
+        if kind in MEASURES:
+            limit = len(run) if kind.startswith("abstract") else depth
+            fraction = MEASURES[kind](judgements.first(int(k or limit)))
         else:
-            fraction = measure.fraction(judgements)
+            fraction = library_fraction(name, run, qrels, judgements)
         components[name] = np.stack(fraction, axis=-1)
     return components
 
@@ -338,13 +309,13 @@ def randomisation(stacks, values, names, resamples, seed):
     """
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
-    run_sums = {}
-    first_sums = {}
+    own = {}
+    others = {}
     for name, stack in stacks.items():
         moved = np.tensordot(swaps, stack - stack[0], (1, 1))  # from the run to the first one
-        run_sums[name] = stack.sum(1) - moved
-        first_sums[name] = stack[0].sum(0) + moved
-    swapped = np.abs(values_of(run_sums, names) - values_of(first_sums, names))
+        own[name] = stack.sum(1) - moved
+        others[name] = stack[0].sum(0) + moved
+    swapped = np.abs(values_of(own, names) - values_of(others, names))
     # 1e-12: sums in another order differ in their last bits
     is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
     return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))  # NaN does not count
@@ -360,20 +331,15 @@ def holm(p):
 def compare(components, names, resamples, seed):
     """Return {field: table (runs, measures)} of {run: its components}.
 
-    Fields: value, low, high, difference from the first run, p, p_holm. Without resamples, low,
-    high and p are NaN.
+    Fields: value, low, high, difference from the first run, p, p_holm.
     """
     import pandas as pd
 
     of_runs = list(components.values())
     stacks = {name: np.stack([own[name] for own in of_runs]) for name in of_runs[0]}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
-    low = np.full_like(values, np.nan)
-    high = low
-    p = low
-    if resamples:
-        low, high = intervals(stacks, names, resamples, seed)
-        p = randomisation(stacks, values, names, resamples, seed)
+    low, high = intervals(stacks, names, resamples, seed)
+    p = randomisation(stacks, values, names, resamples, seed)
     cells = {"value": values, "low": low, "high": high, "difference": values - values[0], "p": p}
     cells = {field: pd.DataFrame(cell, list(components), names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
@@ -382,94 +348,31 @@ def compare(components, names, resamples, seed):
 
 
 # ---------- Tables
-def cell_texts(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
-    """Return a table of texts; best, second: formats of these values; sign marks p < 0.05.
-
-    bounds: texts behind the values.
-    """
+def cell_texts(cells, bounds="", best="{}", second="{}"):
+    """Return a table of texts; bounds: texts behind the values; best, second: formats of these."""
     values = cells["value"]
-    texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, sign, "")
+    texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, "*", "")
     place = values.round(3).rank(method="dense", ascending=False)
     is_best = (place == 1) & (place.max() > 1)  # where all runs are equal, none is best
     texts = texts.mask(is_best, texts.map(best.format)).mask(place == 2, texts.map(second.format))
-    return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
+    return (texts + bounds).mask(values.isna(), "-")
 
 
-def notes_on(cells, claims):
-    """Return the sentences that explain a table; claims: those that means are over, in words."""
-    notes = []
-    if cells["value"].round(3).nunique().max() > 1:
-        notes.append("Bold: the best run. Italics: the second best.")
-    if (cells["p_holm"] < 0.05).any(axis=None):
-        notes.append("† differs from the first run, p < 0.05 (paired randomisation test, Holm).")
-    for name in cells["value"]:
-        if name in STANCE:
-            notes.append(STANCE[name])
-        elif name not in COMPOSED:
-            measure, _ = measure_of(name)
-            notes.append(measure.note.format(claims))
-    if cells["value"].isna().any(axis=None):
-        notes.append("-: no value, such as F1 of a run without labels.")
-    return list(dict.fromkeys(notes))  # each once
-
-
-def markdown(texts, notes):
-    """Return a table in Markdown, and notes below it.
-
-    A table wider than 100 characters is split, with the runs repeated, into as few as fit.
-    """
-    runs = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    columns = []  # each has the lines of its name, a rule, and its texts, padded to one width
-    for name, column in texts.assign(run=runs).items():
-        width = max(map(len, [name, *column]))
-        columns.append([f"| {text:{width}} " for text in [name, width * "-", *column]])
-    first, *columns = columns
-    for parts in range(1, 1 + max(1, len(columns))):
-        groups = np.array_split(np.array(columns), parts)
-        widest = max(sum(len(lines[0]) for lines in group) for group in groups)
-        if len(first[0]) + widest < 100:
-            break
-    tables = []
-    for group in groups:
-        tables.append("".join("".join(line) + "|\n" for line in zip(first, *group)))
-    return "\n".join([*tables, *notes])
-
-
-def claims_in_words(qrels):
-    """Return the claims that means are over, in words."""
-    evidence = qrels[qrels["label"] != "NEI"]
-    return f"the {evidence['claim_id'].nunique()} of {qrels['claim_id'].nunique()} claims"
-
-
-def basis_lines(counts, qrels, corpus):
-    """Return a line for each gap in corpus and runs, and for the pairs behind P, R, F1 of a run.
-
-    corpus: {abstract_id: record}, empty if there is none.
-    """
-    lines = []
-    missing = set(qrels["abstract_id"][qrels["label"] != "NEI"]) - corpus.keys()
-    if corpus and missing:
-        what = f"{len(missing)} evidence abstracts are not in the corpus"
-        lines.append(f"{what}: a run of it cannot find them.")
-    for name, count in counts.items():
-        for what in ("claims without rows", "claims not judged"):
-            if count[what]:
-                lines.append(f"{name}: {what}: {count[what]}.")
-        if "judged pairs" in count:
-            pairs = (
-                f"{count['judged pairs']} judged pairs of {count['labelled pairs']} labelled ones"
-            )
-            majority = f"F1 of the majority label is {count['majority F1']:.3f}"
-            lines.append(f"{name}: P, R, F1 of {pairs}; {majority}.")
-    return lines
+def notes_on(names, qrels, counts):
+    """Return the sentences that explain a table of measures; counts: {run: {what: number}}."""
+    with_evidence = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
+    claims = qrels["claim_id"].nunique()
+    notes = [f"Means are over the {with_evidence} of {claims} claims with evidence."]
+    notes += [note for part, note in NOTES.items() if any(part in name for name in names)]
+    for run, numbers in counts.items():
+        notes += [f"{run}: {what}: {number:.5g}" for what, number in numbers.items() if number]
+    return notes
 
 
 def tables_of(cells, components, claims, counts):
     """Return the contents of the files with numbers, in the order of TABLES."""
     import pandas as pd
 
-    tex = cell_texts(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
-    tex = tex.hide(axis="index").format(escape="latex", subset=["run"])
     numbers = {"counts": counts}
     for field, cell in cells.items():
         numbers[field] = cell.astype(object).where(cell.notna(), None).to_dict("index")
@@ -481,7 +384,6 @@ def tables_of(cells, components, claims, counts):
     return [
         cells["value"].to_csv(sep="\t", index_label="run"),
         json.dumps(numbers, indent=1) + "\n",
-        tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
         by_claim.to_csv(sep="\t", quoting=csv.QUOTE_NONE),
     ]
 
@@ -641,64 +543,44 @@ def side_by_side(run, qrels):
     return json.loads(both.to_json(orient="values"))  # null where there is no label
 
 
-def read_verdicts(path):
-    """Return {claim_id: record} of 05_classify.py aggregate; {} if the file is not there."""
-    verdicts = {}
-    if path.exists():
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                record = json.loads(line)
-                verdicts[record["claim_id"]] = record
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no verdict on a claim; see 05_classify.py aggregate")
-    return verdicts
-
-
-def rankings(args, runs, qrels, components, corpus):
+def rankings(args, runs, qrels, components):
     """Return the claims, rankings and texts of the page; runs: {name: rows}."""
     texts = read_claims(args.claims)
-    verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
+    corpus = read_corpus(args.corpus)
+    verdicts = Path(args.work, args.split, "claims.jsonl")  # of 05_classify.py aggregate
+    lines = verdicts.read_bytes().splitlines() if verdicts.exists() else []
+    verdict_of = {record["claim_id"]: record for record in map(json.loads, lines)}
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
-    fields = "title abstract url doi".split()
     abstracts = {}
     for _, abstract_id, *_ in sum(rows.values(), []):
         record = corpus.get(abstract_id, {})
+        fields = ("title", "abstract", "url", "doi")
         abstracts[abstract_id] = [text_of(record, [field]) for field in fields]
     fractions = np.stack([own["R@5"] for own in components.values()], axis=1)  # (claims, runs, 2)
-    has_evidence = fractions[..., 1]
-    recalls = np.where(has_evidence, fractions[..., 0], None).tolist()
+    recalls = np.where(fractions[..., 1], fractions[..., 0], None).tolist()  # None: no evidence
     claims = []
     for claim_id, recall_of_runs in zip(qrels["claim_id"].unique(), recalls):
         claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_of_runs}
-        claims.append(verdicts.get(claim_id, {}) | claim)
-    return {
-        "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
-        "claims": claims,
-        "runs": list(rows.items()),
-        "abstracts": abstracts,
-    }
+        claims.append(verdict_of.get(claim_id, {}) | claim)
+    title = f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims"
+    return {"title": title, "claims": claims, "runs": list(rows.items()), "abstracts": abstracts}
 
 
-def report(data, cells, components, notes, depth):
+def report(data, cells, components):
     """Return the page, with a confusion matrix of each run that has labels of judged pairs."""
     import pandas as pd
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
-    has_bounds = cells["low"].notna()  # not without resamples
-    texts = cell_texts(cells, bounds.where(has_bounds, ""), "<b>{}</b>", "<i>{}</i>")
-    if has_bounds.any(axis=None):
-        notes = ["Below a value: its 95 % bootstrap interval over claims.", *notes]
-    table = texts.set_index("run").rename(html.escape)
-    table = table.to_html(escape=False, border=0, index_names=False)
+    texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
+    table = texts.rename(html.escape).to_html(escape=False, border=0)
     figures = ""
     for run, own in components.items():
         matrix = own[CONFUSION].sum(axis=0).astype(int)
         if matrix.any():
             labels = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns=run).to_html(border=0)
             figures += f"""<figure>{labels}<small>Gold labels in rows, predicted ones in columns.
-            Only judged pairs among the first {depth} ranks count.</small></figure>"""
-    data = json.dumps(data | {"notes": notes})
-    return PAGE % (table, figures, data.replace("<", "\\u003c"))
+            Only judged pairs among the first ranks (--depth) count.</small></figure>"""
+    return PAGE % (table, figures, json.dumps(data).replace("<", "\\u003c"))
 
 
 # ---------- Evaluate
@@ -713,29 +595,21 @@ def runs_of(args):
     return dict(zip(names, paths))
 
 
-def measures_in(words):
-    """Return the names of --measures, each once, with the measures of a set in its place."""
-    names = []
-    for word in words:
-        names += SETS[word].split(", ") if word in SETS else [word]
-    return list(dict.fromkeys(names))
-
-
 def evaluate(args):
     """Score runs with measures, and compare them with the first, the baseline."""
-    check_input(args.qrels, args)
     paths = runs_of(args)
-    qrels_name = Path(args.qrels).stem.removeprefix("qrels.")
-    stem = "metrics" if qrels_name == args.split else f"metrics-{qrels_name}"
-    out = str(Path(args.out or f"{args.work}/{args.split}/{stem}.tsv")).removesuffix(".tsv")
+    out = args.out.removesuffix(".tsv")
     outs = [f"{out}{ending}" for ending in TABLES]
     inputs = [args.qrels, *paths.values()]
     if args.report:
         outs.append(args.report)
         inputs += [args.claims, args.corpus]
-    provenance = task_of(args, *inputs)
-    check_outs(out, *outs, inputs=inputs)  # out without an ending may be a folder: refuse it, too
-    names = measures_in(args.measures)
+    task = task_of(args, *inputs)
+    up_to_date(args, task, *outs)  # refuses wrong names; as --force is set, it returns False
+    names = []
+    for name in args.measures:
+        names += SETS[name].split(", ") if name in SETS else [name]
+    names = list(dict.fromkeys(names))  # each once
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
     counts = {}
@@ -749,20 +623,19 @@ def evaluate(args):
             counts[name] |= stance_basis(runs[name], matrix, args.depth)
     cells = compare(components, names, args.resamples, args.seed)
     has_value = cells["value"].notna().any()  # for some run
-    named = has_value.index[~has_value].intersection(args.measures)  # a set may lack some values
-    for name in named:
-        warn("--measures", f"{name}: no run has a value; measures of labels need runs with labels")
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
-    corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}
-    notes = notes_on(cells, claims_in_words(qrels)) + basis_lines(counts, qrels, corpus)
+    notes = notes_on(list(cells["value"]), qrels, counts)
+    if not has_value.all():
+        notes.append(f"No run has a value of {', '.join(has_value.index[~has_value])}.")
     contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     if args.report:
-        data = rankings(args, runs, qrels, components, corpus)
-        contents.append(report(data, cells, components, notes, args.depth))
+        legend = "Below a value: its 95 % interval. Bold: the best run. Italics: the second best."
+        data = rankings(args, runs, qrels, components) | {"notes": [legend, *notes]}
+        contents.append(report(data, cells, components))
     for path, text in zip(outs, contents):
-        with written(path, provenance) as new:
+        with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(cell_texts(cells), notes))
+    print(cell_texts(cells).to_string(line_width=100), *notes, sep="\n")
     return {"made": outs, "runs": len(components)}
 
 
@@ -782,37 +655,36 @@ def by_language(lists, path):
     return texts
 
 
-def submitted_table(run, args):
-    """Return the rows that --task asks for; run: its first ranks, in the order of the claims."""
+def submitted_files(run, args):
+    """Return {file name: text} for --task; run: its first ranks, in the order of the claims."""
     if args.task.startswith("checkthat"):  # a list of ids for each post
         lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)
-        return lists.rename_axis("post_id").rename("preds").reset_index()
+        lists = lists.rename("preds")
+        if args.task == "checkthat2026":
+            return by_language(lists, args.run)
+        return {"predictions.tsv": lists.to_csv(sep="\t", index_label="post_id")}
     if "label" not in run:
         warn(args.run, "it has no labels, so it counts for retrieval alone; see 05_classify.py")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     if args.task.endswith("narratives"):
         codes = read_table(args.narratives, ["claim_id", "codes"]).set_index("claim_id")["codes"]
-        without = table["claim_id"][~table["claim_id"].isin(codes.index)]
-        if len(without):
-            what = f"no codes for claim {without.iloc[0]}"
-            fail(args.narratives, f"{what}; see recipes/narratives.py")
         table["narrative"] = table["claim_id"].map(codes)
-    return table
+        without = table["claim_id"][table["narrative"].isna()]
+        if len(without):
+            what = f"no codes for claim {without.iloc[0]}; see recipes/narratives.py"
+            fail(args.narratives, what)
+    return {"predictions.csv": table.to_csv(index=False)}
 
 
 def submission(args):
-    """Write a run as the table that a shared task asks for, and its zip."""
-    is_checkthat = args.task.startswith("checkthat")
-    top_k = args.top_k or (5 if is_checkthat else 10)
-    ending = ".tsv" if is_checkthat else ".csv"
+    """Write a run as the zip that a shared task asks for."""
+    top_k = args.top_k or (5 if args.task.startswith("checkthat") else 10)
     out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"
-    stem = re.sub(r"\.(zip|csv|tsv)$", "", out)
-    outs = [f"{stem}{ending}", f"{stem}.zip"]
     inputs = [args.run, args.claims, args.corpus]
     if args.task.endswith("narratives"):
         inputs.append(args.narratives)
-    provenance = task_of(args, *inputs)
-    if up_to_date(args, provenance, *outs):
+    task = task_of(args, *inputs)
+    if up_to_date(args, task, out):
         return {"made": []}
     claims = read_table(args.claims, ["claim_id", "claim"])["claim_id"]
     known = {"claim_id": claims, "abstract_id": read_corpus(args.corpus), "label": LABELS}
@@ -822,17 +694,11 @@ def submission(args):
     if len(short):
         more = "fuse the run with a dense one (02_retrieve.py fuse), or lower --top-k"
         fail(args.run, f"claim {short.iloc[0]} has fewer than {top_k} abstracts; {more}")
-    table = submitted_table(run, args)
-    text = table.to_csv(sep="\t" if is_checkthat else ",", index=False)
-    texts = {f"predictions{ending}": text}  # the name that the tasks want in the zip
-    if args.task == "checkthat2026":
-        texts = by_language(table.set_index("post_id")["preds"], args.run)
-    with written(outs[0], provenance) as new:
-        new.write_text(text, encoding="utf-8")
-    with written(outs[1], provenance) as new, zipfile.ZipFile(new, "w") as archive:
-        for name, content in texts.items():  # a ZipInfo has a fixed time: the same bytes again
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return {"made": outs, "rows": len(table)}
+    files = submitted_files(run, args)
+    with written(out, task) as new, zipfile.ZipFile(new, "w") as archive:
+        for name, text in files.items():  # a ZipInfo has a fixed time: the same bytes again
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    return {"made": [out], "rows": len(run)}
 
 
 # ---------- Command line
@@ -845,8 +711,8 @@ def add_evaluate(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="*", help="score these runs, the first is the baseline (default: all stages)")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
-    add("--out", help="""write NAME.tsv, .json, .tex and .claims.tsv; give NAME or NAME.tsv
-        (default: {work}/{split}/metrics)""")
+    add("--out", default="{work}/{split}/metrics.tsv",
+        help="write NAME.tsv, .json and .claims.tsv; give NAME or NAME.tsv")
     add("--report", metavar="PAGE", help="write an HTML page with the first ranks to this file")
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
@@ -861,10 +727,11 @@ def add_evaluate(job):
         2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5) (default: climatecheck2025)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
-    add("--resamples", type=count_or_0, default=2000,
-        help="draw this many samples for intervals and p-values; 0 leaves both out")
+    add("--resamples", type=count, default=2000,
+        help="draw this many samples for intervals and p-values")
     add("--seed", type=count_or_0, default=13, help="draw these samples with this seed")
-    add_shared(job, split="test", force=False)
+    add_shared(job, split="test")
+    job.set_defaults(force=True)
 
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -872,7 +739,7 @@ def add_submission(job):
     add_texts(add)
     add("--narratives", default="{work}/{split}/narratives.tsv",
         help="read the codes of claims from this file, for climatecheck2026-narratives")
-    add("--out", help="write table and zip here (default: {work}/{split}/TASK/predictions.zip)")
+    add("--out", help="write the zip here (default: {work}/{split}/TASK/predictions.zip)")
     add("--task", choices=TASKS, required=True, help="write what this task asks for")
     add("--top-k", type=count, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
@@ -884,40 +751,22 @@ def main():
 
 
 # --- helpers (same in all six scripts)
-START = time.monotonic()
-WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
-PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
-    "bm25.tsv": "02_retrieve.py",
-    "dense.tsv": "02_retrieve.py",
-    "splade.tsv": "02_retrieve.py",
-    "bm25": "01_index.py",
-    "dense": "01_index.py",
-    "splade": "01_index.py",
-    "graph": "01_index.py graph",
-    "hybrid": "02_retrieve.py",
-    "fused": "02_retrieve.py fuse",
-    "fusion": "recipes/train/fit_fusion.py",
-    "examples": "recipes/train/mine.py",
-    "rerank": "03_rerank.py",
-    "verdicts": "05_classify.py",
-}
+PACKAGES = ("bm25s", "sentence_transformers", "torch", "transformers")  # whose versions are kept
+START = time.monotonic()
 # Files of a folder that no model or index needs: README.md, hidden ones (hf download leaves some)
 NOT_LOADED = r"(^|/)\.\w|^README.md$"
-ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
+ABSTRACT_ID = r"(?!None$)[^\t\r\n]+"  # fits into a TSV file; None is JSON's null
 
 
 def shown(text):
-    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
-    text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """Return a text in one line, with the passwords of URLs hidden."""
+    return re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
 
 
 def warn(where, what):
-    """Print a warning on stderr, and keep it for the sidecars."""
-    WARNINGS.append(shown(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    """Print a warning on stderr."""
+    print(shown(f"warning: {where}: {what}"), file=sys.stderr)
 
 
 def fail(where, what):
@@ -926,41 +775,21 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=1_000_000_000):
-    """Return the number if it is in this range; argparse shows the error to the user."""
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
-    return number
+def number(kind, least, most, text):
+    """Return a number within a range; argparse tells the user of any other text."""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = np.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is no number from {least:,} to {most:,}")
+    return value
 
 
-def count(text):
-    """Return a whole number of at least 1."""
-    return within(int(text), 1)
-
-
-def count_or_0(text):
-    """Return a whole number of at least 0."""
-    return within(int(text), 0)
-
-
-def amount(text):
-    """Return a number of at least 0."""
-    return within(float(text), 0)
-
-
-def share(text):
-    """Return a number from 0 to 1."""
-    return within(float(text), 0, 1)
-
-
-def seconds(text):
-    """Return a number of seconds, up to a day."""
-    return within(float(text), 0.1, 86_400)
-
-
-def json_object(text):
-    """Return a dict of JSON; argparse shows a text that is none to the user."""
-    return {**json.loads(text)}
+count = functools.partial(number, int, 1, 1_000_000_000)
+count_or_0 = functools.partial(number, int, 0, 1_000_000_000)
+amount = functools.partial(number, float, 0, 1_000_000_000)
+share = functools.partial(number, float, 0, 1)
 
 
 def digest(path):
@@ -975,141 +804,78 @@ def digest(path):
     return total.hexdigest()
 
 
-def check_input(path, args):
-    """End if an input is missing; say which job makes it, or which splits are there."""
-    path = Path(path)
-    if path.exists():
-        return
-    kind = path.name.split(".")[0]
-    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
-    advice = [f"make it by {made_by}"] if made_by else []
-    for folder in reversed(path.parents):
-        if not folder.exists() and not made_by:
-            fail(folder, "no such folder; fix its name, or see data/README.md")
-    splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
-    if splits:
-        advice.append(f"splits there: {', '.join(sorted(splits))}")
-    for name, value in vars(args).items():
-        if str(value) == str(path):
-            advice.append(f"name another file for {name.replace('_', '-')}")
-    fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
-
-
 def task_of(args, *inputs, models=(), without=()):
     """Return what decides an output: arguments, and digests of inputs and of local models.
 
     without: names of arguments that change no output of this job.
     """
     for path in inputs:
-        check_input(path, args)
-    # A model that is not there is one of the hub.
-    paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    left_out = CHANGE_NO_OUTPUT.union(without)
-    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
-    return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+        if not Path(path).exists():
+            fail(path, "not found; run the stage that makes it, or name another file (--help)")
+    arguments = {k: v for k, v in vars(args).items() if k not in CHANGE_NO_OUTPUT.union(without)}
+    local = [path for path in models if Path(path).exists()]  # others are on the hub
+    return {"arguments": arguments, "inputs": {str(p): digest(p) for p in [*inputs, *local]}}
 
 
 def sidecar_of(path):
-    """Return the provenance of an output; {} without a sidecar, or with a torn one."""
-    made = {}
+    """Return how an output was made; {} without a sidecar, or with a torn one."""
     with contextlib.suppress(OSError, ValueError):
-        made = json.loads(Path(f"{Path(path)}.meta.json").read_bytes())
-    return made if isinstance(made, dict) else {}
-
-
-def check_outs(*outs, inputs=(), is_folder=False):
-    """End if an output would replace an input of this call, or what the kit has not made.
-
-    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
-    has a sidecar.
-    """
-    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
-    for out in map(Path, outs):
-        taken = [path for path in out.parents if path.is_file()]
-        is_ours = is_folder and Path(f"{out}.meta.json").exists()
-        is_other = out.exists() and not out.is_file()  # a folder, or a device such as /dev/null
-        if (is_other and not is_ours) or (is_folder and out.is_file()):
-            taken.append(out)
-        for path in taken:
-            fail(path, "not made by this script, which would replace it; give another name")
-        if os.path.abspath(out) in are_read:
-            fail(out, "this call reads it; give another name for what it writes")
+        return json.loads(Path(f"{path}.meta.json").read_bytes())
+    return {}
 
 
 def up_to_date(args, task, *outs, is_folder=False):
-    """Return whether this very task has made all outs, and nobody has changed them since."""
-    check_outs(*outs, inputs=task.get("inputs", ()), is_folder=is_folder)
+    """Return whether this very task has made all outs, and nobody has changed them since.
+
+    End if an output would replace an input, or what the kit has not made: a file replaces a file
+    alone, a folder (is_folder) a folder that has a sidecar.
+    """
+    inputs = {os.path.abspath(path) for path in task["inputs"]}
+    for out in map(Path, outs):
+        is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
+        is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
+        if is_other or os.path.abspath(out) in inputs:
+            fail(out, "an input, or not made by this job, which would replace it; rename one")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
-        # <=: the sidecar has all of this, and more
-        if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
+        made = task | {"sha256": digest(out)}
+        if not made.items() <= sidecar_of(out).items():
             return False
-    for out in outs:
-        print(f"up to date: {out} (same inputs and flags; --force makes it again)")
+    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
     return True
-
-
-def remove(path):
-    """Remove a folder or a file, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
-
-
-def clear(path):
-    """Remove what killed processes have left beside an output: PATH.PID.tmp."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
-        try:
-            os.kill(int(pid), 0)  # which only asks whether this process runs
-        except ProcessLookupError:
-            remove(left)
-        except (OSError, ValueError, OverflowError):
-            pass  # another user's process, or not the number of one
 
 
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
-    The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
+    While it does, the sidecar is {}, which fits no task: after a kill then, the output is made
+    again.
     """
     path = Path(path)
-    meta = Path(f"{path}.meta.json")
-    end = f"{os.getpid()}.tmp"  # two processes may write one output
-    new = Path(f"{path}.{end}")
-    new_meta = Path(f"{meta}.{end}")
-    old = Path(f"{path}.old.{end}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    clear(path)
-    remove(new)
-    yield new
-    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
-    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": list(map(shown, sys.argv)),
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "sha256": digest(new),
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")
-    if path.is_dir():
-        path.rename(old)  # a folder cannot take the place of another one
-    new.replace(path)
-    new_meta.replace(meta)
-    remove(old)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+        new = Path(folder, path.name)
+        yield new
+        versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        made = {
+            "command": [shown(word) for word in sys.argv],
+            "script": digest(sys.argv[0]),
+            "packages": versions,
+            "seconds": round(time.monotonic() - START, 1),
+            "sha256": digest(new),
+        }
+        meta = Path(f"{path}.meta.json")
+        meta.write_text("{}")
+        if path.is_dir():  # a folder cannot take the place of another one
+            path.rename(f"{folder}/old")
+        new.replace(path)
+        meta.write_text(json.dumps(made | task | summary, indent=1))
 
 
-def add_shared(job, split=None, force=True):
-    """Add the flags that all scripts share.
-
-    split: the default of --split, None for jobs without one. force: whether the job has --force;
-    a job that is never up to date needs none.
-    """
+def add_shared(job, split=None):
+    """Add the flags that all scripts share; split: default of --split, None for jobs without it."""
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
@@ -1118,8 +884,7 @@ def add_shared(job, split=None, force=True):
     if split:
         add("--split", default=split,
             help="take claims and judgements of this split, {split} in other defaults")
-    if force:
-        add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -1129,35 +894,30 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
-    helps = ["-h", "--help"]
-    own = {}
-    if len(jobs) == 1:  # the job is the script
-        helps = []
-        own = {"prog": os.path.basename(sys.argv[0]), "description": __doc__}
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.error = lambda text: fail(parser.prog, f"{text}; see --help")
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for name, function in zip(names, jobs):
-        texts = {"help": function.__doc__, "description": function.__doc__} | own
-        job = choices.add_parser(name, formatter_class=layout, **texts)
+    for function, add_flags in jobs.items():
+        name = function.__name__
+        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        # argparse prints its usage before an error, and has no setting for that.
-        parser.error = job.error = lambda text: fail(parser.prog, f"{text}; see --help")
-        jobs[function](job)
+        job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
+        add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
-            if is_shown and "(default" not in flag.help:
+            if flag.default not in (None, False, argparse.SUPPRESS) and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, *helps):
+    if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    if "data" in args:
-        args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for field in ("data", "work", "split"):
-        for name, value in vars(args).items():
-            if isinstance(value, str) and field in args:
-                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
+    if "data" in args and not args.work:
+        args.work = f"work/{Path(args.data).resolve().name}"
+    for name, value in vars(args).items():
+        if isinstance(value, str):
+            for field in ("data", "work", "split"):
+                value = value.replace(f"{{{field}}}", str(vars(args).get(field)))
+            setattr(args, name, value)
     return args
 
 
@@ -1166,7 +926,7 @@ def run_job(args):
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
-        fail(error.filename or vars(args).get("out", args.job), error)
+        fail(error.filename or args.job, error)
     except (UnicodeError, ImportError) as error:
         fail(args.job, error)
 
@@ -1174,56 +934,50 @@ def run_job(args):
 def read_table(path, columns, **known):
     """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
 
-    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
+    known: {column: the values that it may hold, if it is there}. The first faulty row ends the job.
     """
     import pandas as pd
 
-    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
-    layout |= {"na_filter": False, "skip_blank_lines": False}  # so that rows are lines
     try:
-        table = pd.read_csv(path, dtype=texts, **layout)
+        table = pd.read_csv(
+            path,
+            sep="\t",
+            dtype=str,
+            encoding="utf-8-sig",
+            quoting=csv.QUOTE_NONE,
+            na_filter=False,
+            skip_blank_lines=False,  # so that rows are lines
+        )
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
-            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
-            renames)"""
-        fail(f"{path}:1", found)
-    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
-    table = table[(table[list(columns)] != "").any(axis=1)]
+        found = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
+        fail(f"{path}:1", f"{found}; data/convert.py --columns WANTED=FOUND renames columns")
+    table = table[(table[list(columns)] != "").any(axis=1)]  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
-    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
-    for column, values in known.items():
-        if column in table:
-            faults[f"unknown {column}"] = ~table[column].isin(values)
+    for column in known.keys() & set(table):
+        faults[f"unknown {column}"] = ~table[column].isin(known[column])
     faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
         counted = table.groupby("claim_id").cumcount() + 1
+        before = table.groupby("claim_id")["score"].shift()
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
-        last = table.groupby("claim_id")["score"].shift()
-        faults[
-            "the score is above that of the rank before: higher is better, so negate distances"
-        ] = table["score"] > last
+        faults["a score above that of the rank before; negate distances"] = table["score"] > before
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            what += f": {' '.join(table.loc[row].filter(regex='_id$|^label$'))}"
-            advice = (
-                "fix this row (data/convert.py mends line breaks), or name a file of this split"
-            )
-            fail(f"{path}:{row + 2}", f"{what}; {advice}")
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row].filter(like='_id'))}")
     return table.reset_index(drop=True)
 
 
@@ -1240,15 +994,11 @@ def read_corpus(path):
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line.decode("utf-8-sig"))
-                abstract_id = str(record["abstract_id"])
-                is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
-                if b"\\u" in line:
-                    # It fails at half of a surrogate pair.
+                abstract_id = re.fullmatch(ABSTRACT_ID, str(record["abstract_id"]))[0]
+                if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                is_id = False
-            if not is_id:
-                what = "no JSON object in UTF-8 with an abstract_id of one line"
+                what = "no JSON object with an abstract_id of one line, in UTF-8"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
@@ -1258,9 +1008,14 @@ def read_corpus(path):
     return corpus
 
 
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: names with commas between them."""
+    names = [name.strip() for name in fields.split(",")]
+    records = read_corpus(path)
+    unknown = set(names) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        fail(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, names, separator) for key, record in records.items()}
 
 
 def text_of(record, fields=("title", "abstract"), separator=" "):
@@ -1275,21 +1030,9 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
     return separator.join(filter(None, texts))
 
 
-def field_names(text):
-    """Return names of fields without the blanks around their commas."""
-    return re.sub(r"\s*,\s*", ",", text.strip())
-
-
-def read_abstracts(path, fields, separator=" "):
-    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
-    fields = fields.split(",")
-    records = read_corpus(path)
-    known = {"title"}.union(*records.values())  # a title is optional
-    unknown = set(fields) - known
-    if unknown:
-        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
-        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
-    return {key: text_of(record, fields, separator) for key, record in records.items()}
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
 # --- end of helpers
