@@ -608,8 +608,10 @@ def read_table(path, columns, **known):
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        found = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
-        fail(f"{path}:1", f"{found}; data/convert.py --columns WANTED=FOUND renames columns")
+        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
+            renames)"""
+        fail(f"{path}:1", found)
     table = table[(table[list(columns)] != "").any(axis=1)]  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
@@ -628,7 +630,9 @@ def read_table(path, columns, **known):
         before = table.groupby("claim_id")["score"].shift()
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
-        faults["a score above that of the rank before; negate distances"] = table["score"] > before
+        faults[
+            "the score is above that of the rank before: higher is better, so negate distances"
+        ] = table["score"] > before
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,15 +76,16 @@ def test_blank_lines_are_skipped_and_ranks_of_floats_are_integers(tmp_path):
     assert found["score"].tolist() == pytest.approx([2.5, 0.001])
 
 
-@pytest.mark.parametrize("script", ["01_index.py", "03_rerank.py", "04_llm_rerank.py"])
-def test_the_text_of_fields_that_are_no_texts(script):
-    text_of = load(script).text_of
-    assert text_of({"title": None, "abstract": "ice"}) == "ice"
-    assert text_of({"title": float("nan"), "abstract": ["Ice melts.", None, " Sea rises. "]}) == (
-        "Ice melts. Sea rises."
-    )
-    assert text_of({"title": 1984, "abstract": float("nan")}) == "1984"
-    assert text_of({"title": "T"}) == "T" and text_of({}) == ""
+def test_the_text_of_fields_that_are_no_texts():
+    sentences = ["Ice melts.", None, " Sea rises. "]
+    for text, record in {
+        "ice": {"title": None, "abstract": "ice"},
+        "Ice melts. Sea rises.": {"title": float("nan"), "abstract": sentences},
+        "1984": {"title": 1984, "abstract": float("nan")},
+        "T": {"title": "T"},
+        "": {},
+    }.items():
+        assert KIT.text_of(record) == text
 
 
 def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
@@ -125,7 +125,7 @@ def test_a_task_is_arguments_and_inputs_and_a_hub_model_is_a_name(capsys, tmp_pa
     Path("x").write_text("x")
     task = KIT.task_of(ARGS, "x", models=["BAAI/bge-m3"])
     assert task == {"arguments": {"job": "fuse", "k": 60}, "inputs": {"x": KIT.digest("x")}}
-    assert "nowhere: not found" in refusal(capsys, KIT.task_of, ARGS, "nowhere")
+    assert "nowhere: not found; run the stage" in refusal(capsys, KIT.task_of, ARGS, "nowhere")
 
 
 def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp_path, monkeypatch):
@@ -145,8 +145,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
         assert Path("sub/out").read_text() == text and made["rows"] == 1 and not new.exists()
         assert made["command"] == ["script.py"] and made["script"] == KIT.digest("script.py")
     assert KIT.up_to_date(ARGS, task, "sub/out")
-    shown = "up to date: sub/out (same inputs and flags; --force makes it again)\n"
-    assert capsys.readouterr().out == shown
+    assert capsys.readouterr().out == "up to date: sub/out (--force makes it again)\n"
     Path("script.py").write_text("2")  # the kit is made to be edited
     assert KIT.up_to_date(ARGS, task, "sub/out")
     assert not KIT.up_to_date(ARGS, task | {"inputs": {"x": "1"}}, "sub/out")
@@ -156,38 +155,13 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     assert not KIT.up_to_date(ARGS, task, "sub/out")
 
 
-@pytest.mark.parametrize("torn", ["", '{"arguments": {"k"', "null", "[1]"])
+@pytest.mark.parametrize("torn", ["", '{"arguments": {"k"'])
 def test_an_output_with_a_torn_sidecar_counts_as_not_made(tmp_path, monkeypatch, torn):
     monkeypatch.chdir(tmp_path)
     Path("a").write_text("whole")
     Path("a.meta.json").write_text(torn)
     task = {"arguments": {"k": 60}, "inputs": {}}
     assert not KIT.up_to_date(ARGS, task, "a")
-    assert not KIT.up_to_date(SimpleNamespace(force=True), task, "a")
-
-
-def test_what_a_killed_process_has_left_is_removed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with subprocess.Popen(["true"]) as dead:
-        dead.wait()
-    names = [
-        f"index.{dead.pid}.tmp",
-        f"index.old.{dead.pid}.tmp",
-        f"index.meta.json.{dead.pid}.tmp",
-    ]
-    kept = [
-        f"index.{os.getppid()}.tmp",
-        "index.mine.tmp",
-        "index.tmp",
-        f"index.{10**30}.tmp",
-        f"other.{dead.pid}.tmp",
-    ]
-    for name in names + kept:
-        Path(name).mkdir()
-    with KIT.written("index", {}) as new:
-        new.mkdir()
-    assert Path("index").is_dir() and not any(map(os.path.exists, names))
-    assert all(map(os.path.exists, kept))  # of a running process, or of somebody else
 
 
 def test_two_processes_may_write_one_output(tmp_path, monkeypatch):
@@ -210,33 +184,31 @@ with kit["written"]("out.tsv", {{"inputs": own}}) as new:
     assert [process.wait() for process in started] == [0, 0]
     made = json.loads(Path("out.tsv.meta.json").read_text())
     assert Path("out.tsv").read_text() == made["inputs"] * 1000
-    assert not list(tmp_path.glob("*.tmp"))
+    assert len(list(tmp_path.iterdir())) == 5  # a, b, out.tsv and its sidecar, the script
 
 
 @pytest.mark.parametrize("name", ["mine", "mine/"])
-@pytest.mark.parametrize("is_folder", [True, False])
-def test_what_others_have_made_is_not_replaced(capsys, tmp_path, monkeypatch, name, is_folder):
+def test_what_others_have_made_is_not_replaced(capsys, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/file").write_text("x")
-    said = "mine: not made by this script"
-    assert said in refusal(capsys, KIT.up_to_date, ARGS, {}, name, is_folder=is_folder)
-    with pytest.raises(SystemExit), KIT.written(name, {}) as new:
-        if is_folder:
-            new.mkdir()
-        else:
-            new.touch()
-    assert said in capsys.readouterr().err
-    assert Path("mine/file").read_text() == "x"
-    said = "mine/file: not made by this script"
-    assert said in refusal(capsys, KIT.check_outs, f"{name}/file/deep.tsv", is_folder=is_folder)
-    assert said in refusal(capsys, KIT.check_outs, f"{name}/file", is_folder=True)
-    KIT.check_outs("mine/file")  # a file may be written again
-    said = "mine/file: this call reads it"
-    assert said in refusal(capsys, KIT.check_outs, "./mine/file", inputs=["mine/file"])
+
+    def refuses(out, inputs=(), **options):
+        args = SimpleNamespace(force=True)
+        error = refusal(capsys, KIT.up_to_date, args, {"inputs": inputs}, out, **options)
+        assert error.startswith(f"error: {Path(out)}: an input, or not made by this job")
+
+    for is_folder in (True, False):
+        refuses(name, is_folder=is_folder)
+    refuses("mine/file", is_folder=True)
+    refuses("./mine/file", ["mine/file"])
+    refuses("/dev/null")
     Path("mine.meta.json").write_text("{}")  # a kill has left it while an output was replaced
-    KIT.check_outs("mine", is_folder=True)
-    assert "mine: not made by" in refusal(capsys, KIT.check_outs, "mine")
+    refuses(name)
+    args = SimpleNamespace(force=True)
+    assert not KIT.up_to_date(args, {"inputs": []}, name, is_folder=True)
+    assert not KIT.up_to_date(args, {"inputs": []}, "mine/file")  # it may be written again
+    assert Path("mine/file").read_text() == "x"
 
 
 def test_a_folder_of_the_kit_is_replaced_as_a_whole(tmp_path, monkeypatch):
@@ -257,7 +229,6 @@ def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call
     assert json.loads((toy / "a.tsv.meta.json").read_text()) == {}
     done = call(SCRIPT, words, cwd=toy)
     assert facts(done)["made"] and (toy / "a.tsv").read_bytes() == whole
-    assert not list(toy.glob("*.tmp"))
 
 
 # ---------------------------------------------------------------- Command line
@@ -274,14 +245,13 @@ def test_a_number_out_of_its_range_is_refused(kind, taken, refused):
     numbers = getattr(KIT, kind)
     assert [numbers(text) for text in taken] == [float(text) for text in taken]
     for text in refused:
-        with pytest.raises((ValueError, argparse.ArgumentTypeError)):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no number from"):
             numbers(text)
 
 
-def test_messages_are_one_line_without_passwords_and_control_characters(capsys):
-    KIT.warn("http://me:secret@host/v1", "a\n b\x1b[31m \u202ered é 気")
-    shown = "warning: http://***@host/v1: a b\\x1b[31m \\u202ered é 気"
-    assert capsys.readouterr().err == f"{shown}\n" and KIT.WARNINGS.pop() == shown
+def test_messages_are_one_line_without_passwords(capsys):
+    KIT.warn("http://me:secret@host/v1", "a\n b")
+    assert capsys.readouterr().err == "warning: http://***@host/v1: a b\n"
 
 
 def test_work_follows_data_and_the_first_job_is_the_default(tmp_path, monkeypatch):
@@ -296,13 +266,13 @@ def test_work_follows_data_and_the_first_job_is_the_default(tmp_path, monkeypatc
     assert KIT.command_line(jobs).out == "w/test/fused.tsv"
 
 
-def test_help_shows_the_defaults_that_there_are_and_of_one_job_its_flags(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "--help"])
+def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "retrieve", "--help"])
     with pytest.raises(SystemExit):
         KIT.command_line({KIT.retrieve: KIT.add_retrieve})
     shown = " ".join(capsys.readouterr().out.split())
     assert "in a run (default: 100)" in shown and "(default: {data}/corpus.jsonl)" in shown
-    assert "(default: all that are in --index) --restrict" in shown and "Reads claims" in shown
+    assert "(default: all that are in --index) --restrict" in shown
     assert "(default: )" not in shown and "None)" not in shown and "False)" not in shown
 
 

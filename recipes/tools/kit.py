@@ -21,8 +21,8 @@ import functools
 import json
 import os
 import re
-import shlex
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -53,22 +53,22 @@ digest = LLM_RERANK.digest
 # Who is asked, and how fast, changes no output.
 task_of = functools.partial(LLM_RERANK.task_of, without=LLM_RERANK.ASKING)
 sidecar_of = LLM_RERANK.sidecar_of
-with_replies = functools.partial(LLM_RERANK.with_replies, is_made=True)  # for a sidecar
-check_outs = LLM_RERANK.check_outs
+with_replies = LLM_RERANK.with_replies
 up_to_date = LLM_RERANK.up_to_date
 written = LLM_RERANK.written
 words_of = LLM_RERANK.words_of
-filled = LLM_RERANK.filled
 read_prompt = LLM_RERANK.read_prompt
 run_job = LLM_RERANK.run_job
+positive = functools.partial(LLM_RERANK.number, float, 1e-9, 1_000_000_000)
 LOCAL_LLM = "data/models/smollm2"
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # as prompts have them
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
-def positive(text):
-    """Return a number above 0."""
-    return LLM_RERANK.within(float(text), 1e-9)
+def check_outs(*outs, inputs=(), is_folder=False):
+    """End if an output would replace an input, or what the kit has not made."""
+    args = argparse.Namespace(force=True)
+    up_to_date(args, {"inputs": inputs}, *outs, is_folder=is_folder)
 
 
 def arguments(doc, jobs, split="test"):
@@ -85,7 +85,10 @@ def arguments(doc, jobs, split="test"):
 
 
 def run(doc, job, add_flags, split="test"):
-    """Run a program of one job; arguments as in arguments()."""
+    """Run a program of one job, whose --help shows doc and flags; arguments as in arguments()."""
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(doc)
+        sys.argv.insert(1, job.__name__)
     run_job(arguments(doc, {job: add_flags}, split))
 
 
@@ -201,28 +204,19 @@ def plain(text):
 
 
 # -------------------- Language model
+def filled(template, **values):
+    """Return a template with {name} replaced by its value; other braces stay."""
+    return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
+
+
 def is_answered(args, task, *outs):
-    """Prepare the arguments of a job that asks; return whether outs are up to date.
+    """Return whether outs are up to date; sets args.requests, the file for requests that wait.
 
-    Sets args.requests, the file beside --out for requests that wait. With --retry-errors, outs are
-    never up to date.
+    With --retry-errors, outs are never up to date.
     """
-    check_outs(*outs)
-    args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
-    check_outs(args.requests, *outs, inputs=task["inputs"])
-    check_outs(args.replies, inputs=[*task["inputs"], args.requests, *outs])
-    return not args.retry_errors and up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
-
-
-def wait(requests, args):
-    """Write the requests without a reply and the command that answers them; end with status 3."""
-    LLM_RERANK.save_requests(requests, args.requests)
-    words = ["ask", args.requests, "--replies", args.replies, "--model", args.model]
-    if args.retry_errors:
-        words.append("--retry-errors")
-    print(f"python 04_llm_rerank.py {shlex.join(words)}")
-    print(json.dumps({"made": [args.requests], "waiting": len(requests)}))
-    sys.exit(3)
+    LLM_RERANK.with_files(args)
+    check_outs(args.requests, inputs=[*task["inputs"], *outs])
+    return up_to_date(args, with_replies(task, args), *outs)
 
 
 def answers_to(prompts, read, args):
@@ -233,18 +227,18 @@ def answers_to(prompts, read, args):
     """
     if args.base_url and args.model == LOCAL_LLM:
         fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
-    asker = LLM_RERANK.Asker(args, LLM_RERANK.ask_endpoint if args.base_url else wait)
-    args.backend = "none"  # read by request_of() alone: transformers would add a JSON schema
+    args.backend = "openai" if args.base_url else "none"
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
     for prompt in prompts:
         messages = LLM_RERANK.messages_of(prompt)
         questions.append(LLM_RERANK.Question(messages, form, args.max_tokens, read))
+    counts = Counter()
     answers = []
-    for reply in asker.ask(questions):
+    for reply in LLM_RERANK.answers_to(questions, counts, args):
         answers.append(reply.answers[0] if reply.answers else None)
-    return answers, asker.report()
+    return answers, dict(counts)
 
 
 # -------------------- Flags that several programs have
