@@ -5,7 +5,8 @@
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts, qrels; for the page also claims, corpus, WORK/SPLIT/claims.jsonl
+Reads   runs, verdicts, qrels; corpus, if it is there, for a note on evidence that it lacks
+        --report: also claims and WORK/SPLIT/claims.jsonl; submission: claims and corpus
 Writes  metrics.tsv; metrics.json with intervals, p-values and counts; metrics.claims.tsv with
         values by claim
         --report: an HTML page with the rankings; submission: a zip with the table or tables
@@ -265,8 +266,9 @@ def components_of(run, qrels, names, depth):
     for name in dict.fromkeys(members):
         if name in STANCE:
             continue
-        kind, k = re.fullmatch(r"(.*?)(?:@(\d+))?", name).groups()
+        kind, k = re.fullmatch(r"(?s)(.*?)(?:@([1-9]\d*))?", name).groups()
         if kind in MEASURES:
+            # No claim has more ranks than the run has rows, so that many are all.
             limit = len(run) if kind.startswith("abstract") else depth
             fraction = MEASURES[kind](judgements.first(int(k or limit)))
         else:
@@ -331,15 +333,20 @@ def holm(p):
 def compare(components, names, resamples, seed):
     """Return {field: table (runs, measures)} of {run: its components}.
 
-    Fields: value, low, high, difference from the first run, p, p_holm.
+    Fields: value, low, high, difference from the first run, p, p_holm. Without resamples, low,
+    high and p are NaN.
     """
     import pandas as pd
 
     of_runs = list(components.values())
     stacks = {name: np.stack([own[name] for own in of_runs]) for name in of_runs[0]}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
-    low, high = intervals(stacks, names, resamples, seed)
-    p = randomisation(stacks, values, names, resamples, seed)
+    low = np.full_like(values, np.nan)
+    high = low
+    p = low
+    if resamples:
+        low, high = intervals(stacks, names, resamples, seed)
+        p = randomisation(stacks, values, names, resamples, seed)
     cells = {"value": values, "low": low, "high": high, "difference": values - values[0], "p": p}
     cells = {field: pd.DataFrame(cell, list(components), names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
@@ -358,14 +365,24 @@ def cell_texts(cells, bounds="", best="{}", second="{}"):
     return (texts + bounds).mask(values.isna(), "-")
 
 
-def notes_on(names, qrels, counts):
-    """Return the sentences that explain a table of measures; counts: {run: {what: number}}."""
-    with_evidence = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
+def notes_on(names, qrels, corpus, counts):
+    """Return the sentences that explain a table of measures.
+
+    corpus: {abstract_id: record}, empty if there is none. counts: {run: {what: number}}.
+    """
+    evidence = qrels[qrels["label"] != "NEI"]
+    with_evidence = evidence["claim_id"].nunique()
     claims = qrels["claim_id"].nunique()
     notes = [f"Means are over the {with_evidence} of {claims} claims with evidence."]
     notes += [note for part, note in NOTES.items() if any(part in name for name in names)]
+    missing = set(evidence["abstract_id"]).difference(corpus)
+    if corpus and missing:
+        notes.append(
+            f"{len(missing)} evidence abstracts are not in the corpus: "
+            "a run of it cannot find them."
+        )
     for run, numbers in counts.items():
-        notes += [f"{run}: {what}: {number:.5g}" for what, number in numbers.items() if number]
+        notes += [f"{run}: {what}: {round(n, 3):,}" for what, n in numbers.items() if n]
     return notes
 
 
@@ -543,13 +560,19 @@ def side_by_side(run, qrels):
     return json.loads(both.to_json(orient="values"))  # null where there is no label
 
 
-def rankings(args, runs, qrels, components):
+def read_verdicts(path):
+    """Return {claim_id: record} of 05_classify.py aggregate; {} if the file is not there."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    try:
+        return {record["claim_id"]: record for record in map(json.loads, lines)}
+    except (ValueError, LookupError, TypeError):
+        fail(path, "a line is no verdict on a claim; see 05_classify.py aggregate")
+
+
+def rankings(args, runs, qrels, components, corpus):
     """Return the claims, rankings and texts of the page; runs: {name: rows}."""
-    texts = read_claims(args.claims)
-    corpus = read_corpus(args.corpus)
-    verdicts = Path(args.work, args.split, "claims.jsonl")  # of 05_classify.py aggregate
-    lines = verdicts.read_bytes().splitlines() if verdicts.exists() else []
-    verdict_of = {record["claim_id"]: record for record in map(json.loads, lines)}
+    texts = read_claims(f"{args.data}/claims.{args.split}.tsv")
+    verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     abstracts = {}
     for _, abstract_id, *_ in sum(rows.values(), []):
@@ -561,7 +584,7 @@ def rankings(args, runs, qrels, components):
     claims = []
     for claim_id, recall_of_runs in zip(qrels["claim_id"].unique(), recalls):
         claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_of_runs}
-        claims.append(verdict_of.get(claim_id, {}) | claim)
+        claims.append(verdicts.get(claim_id, {}) | claim)
     title = f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims"
     return {"title": title, "claims": claims, "runs": list(rows.items()), "abstracts": abstracts}
 
@@ -571,6 +594,7 @@ def report(data, cells, components):
     import pandas as pd
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
+    bounds = bounds.where(cells["low"].notna(), "")  # no interval without resamples
     texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
     table = texts.rename(html.escape).to_html(escape=False, border=0)
     figures = ""
@@ -601,11 +625,14 @@ def evaluate(args):
     out = args.out.removesuffix(".tsv")
     outs = [f"{out}{ending}" for ending in TABLES]
     inputs = [args.qrels, *paths.values()]
+    corpus_path = f"{args.data}/corpus.jsonl"
     if args.report:
         outs.append(args.report)
-        inputs += [args.claims, args.corpus]
+        inputs += [f"{args.data}/claims.{args.split}.tsv", corpus_path]
     task = task_of(args, *inputs)
-    up_to_date(args, task, *outs)  # refuses wrong names; as --force is set, it returns False
+    # add_evaluate() sets --force, since each call prints its table; so nothing is up to date, and
+    # this only ends a call whose outputs would replace an input or a folder.
+    up_to_date(args, task, *outs)
     names = []
     for name in args.measures:
         names += SETS[name].split(", ") if name in SETS else [name]
@@ -624,13 +651,14 @@ def evaluate(args):
     cells = compare(components, names, args.resamples, args.seed)
     has_value = cells["value"].notna().any()  # for some run
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
-    notes = notes_on(list(cells["value"]), qrels, counts)
+    corpus = read_corpus(corpus_path) if Path(corpus_path).exists() else {}
+    notes = notes_on(list(cells["value"]), qrels, corpus, counts)
     if not has_value.all():
         notes.append(f"No run has a value of {', '.join(has_value.index[~has_value])}.")
     contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     if args.report:
         legend = "Below a value: its 95 % interval. Bold: the best run. Italics: the second best."
-        data = rankings(args, runs, qrels, components) | {"notes": [legend, *notes]}
+        data = rankings(args, runs, qrels, components, corpus) | {"notes": [legend, *notes]}
         contents.append(report(data, cells, components))
     for path, text in zip(outs, contents):
         with written(path, task) as new:
@@ -671,29 +699,31 @@ def submitted_files(run, args):
         table["narrative"] = table["claim_id"].map(codes)
         without = table["claim_id"][table["narrative"].isna()]
         if len(without):
-            what = f"no codes for claim {without.iloc[0]}; see recipes/narratives.py"
-            fail(args.narratives, what)
+            fail(
+                args.narratives, f"no codes for claim {without.iloc[0]}; see recipes/narratives.py"
+            )
     return {"predictions.csv": table.to_csv(index=False)}
 
 
 def submission(args):
     """Write a run as the zip that a shared task asks for."""
-    top_k = args.top_k or (5 if args.task.startswith("checkthat") else 10)
-    out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"
-    inputs = [args.run, args.claims, args.corpus]
+    top_k = 5 if args.task.startswith("checkthat") else 10
+    out = f"{args.work}/{args.split}/{args.task}/predictions.zip"
+    claims_path = f"{args.data}/claims.{args.split}.tsv"
+    corpus_path = f"{args.data}/corpus.jsonl"
+    inputs = [args.run, claims_path, corpus_path]
     if args.task.endswith("narratives"):
         inputs.append(args.narratives)
     task = task_of(args, *inputs)
     if up_to_date(args, task, out):
         return {"made": []}
-    claims = read_table(args.claims, ["claim_id", "claim"])["claim_id"]
-    known = {"claim_id": claims, "abstract_id": read_corpus(args.corpus), "label": LABELS}
+    claims = read_table(claims_path, ["claim_id", "claim"])["claim_id"]
+    known = {"claim_id": claims, "abstract_id": read_corpus(corpus_path), "label": LABELS}
     run = read_table(args.run, RUN, **known)
     run = claims.to_frame().merge(run[run["rank"] <= top_k])  # in the order of the claims
     short = claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]
     if len(short):
-        more = "fuse the run with a dense one (02_retrieve.py fuse), or lower --top-k"
-        fail(args.run, f"claim {short.iloc[0]} has fewer than {top_k} abstracts; {more}")
+        fail(args.run, f"claim {short.iloc[0]} has fewer than {top_k} abstracts; fuse several runs")
     files = submitted_files(run, args)
     with written(out, task) as new, zipfile.ZipFile(new, "w") as archive:
         for name, text in files.items():  # a ZipInfo has a fixed time: the same bytes again
@@ -703,18 +733,14 @@ def submission(args):
 
 # ---------- Command line
 # fmt: off
-def add_texts(add):
-    add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
-    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
-
 def add_evaluate(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="*", help="score these runs, the first is the baseline (default: all stages)")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
+    add("--qrels", default="{data}/qrels.{split}.tsv",
+        help="score by these judgements; with others than the split's, name another --out, too")
     add("--out", default="{work}/{split}/metrics.tsv",
         help="write NAME.tsv, .json and .claims.tsv; give NAME or NAME.tsv")
     add("--report", metavar="PAGE", help="write an HTML page with the first ranks to this file")
-    add_texts(add)
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
         help=f"""sets or single measures; name the runs before this flag. Sets: {', '.join(SETS)}.
@@ -727,8 +753,8 @@ def add_evaluate(job):
         2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5) (default: climatecheck2025)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
-    add("--resamples", type=count, default=2000,
-        help="draw this many samples for intervals and p-values")
+    add("--resamples", type=count_or_0, default=2000,
+        help="draw this many samples for intervals and p-values; 0 leaves both out")
     add("--seed", type=count_or_0, default=13, help="draw these samples with this seed")
     add_shared(job, split="test")
     job.set_defaults(force=True)
@@ -736,12 +762,9 @@ def add_evaluate(job):
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="submit this run or verdicts")
-    add_texts(add)
     add("--narratives", default="{work}/{split}/narratives.tsv",
         help="read the codes of claims from this file, for climatecheck2026-narratives")
-    add("--out", help="write the zip here (default: {work}/{split}/TASK/predictions.zip)")
     add("--task", choices=TASKS, required=True, help="write what this task asks for")
-    add("--top-k", type=count, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
 # fmt: on
 
