@@ -111,7 +111,7 @@ def read_answer(verdicts, verdict, corpus):
     meta = kit.sidecar_of(verdicts)
     answer["judge"] = meta["arguments"]["model"]
     answer["unusable"] = meta.get("unusable", 0)
-    answer["refused"] = meta.get("refused", 0)  # of the unusable ones
+    answer["failed"] = meta.get("failed", 0)  # of the unusable ones
     worth = kit.sidecar_of(answer["judge"])  # of a classifier
     for name in ("held_out_F1", "majority_F1"):
         answer[name] = worth.get(name)
@@ -156,7 +156,7 @@ def show_answer(answer):
         show(
             "         ",
             f"replies without a label, which count as NEI: {answer['unusable']}; of "
-            f"these, refused by the server: {answer['refused']} (the next call asks again)",
+            f"these, refused or cut: {answer['failed']} (05_classify.py llm --retry-errors)",
         )
     for abstract in answer["abstracts"]:
         percent = 100 * abstract["probability"]

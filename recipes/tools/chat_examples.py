@@ -116,8 +116,7 @@ def add_chats(add):
     kit.add_claims(add)
     kit.add_corpus(add)
     kit.add_qrels(add)
-    add("--fields", type=LLM_RERANK.field_names, default="title,abstract",
-        help="abstracts were made from these fields")
+    add("--fields", default="title,abstract", help="abstracts were made from these fields")
     add("--max-words", type=kit.count_or_0, default=0,
         help="abstracts were cut to this many words; 0: they were not cut")
     add("--out", default="{work}/{split}/chat.jsonl", help="write the chats to this file")

@@ -264,12 +264,12 @@ def add_model(add, max_tokens):
         without either, requests are written beside --out, to NAME.requests.jsonl, and the exit
         status is 3)""")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add("--timeout", type=LLM_RERANK.seconds, default=120, help="""wait this many seconds for each
+    add("--timeout", type=positive, default=120, help="""wait this many seconds for each
         reply; a call that times out may be paid for, so only the next run asks again""")
     add("--max-tokens", type=count, default=max_tokens,
         help="""limit each reply, thoughts included, to this many tokens; reasoning models need 4000
         or more""")
-    add("--extra", type=LLM_RERANK.json_object, default={},
+    add("--extra", type=json.loads, default={},
         help="add these parameters, a JSON object, to each request; null removes a parameter")
     add("--retry-errors", action="store_true", help="""ask again what the server has refused;
         replies that came but could not be read stay as they are""")

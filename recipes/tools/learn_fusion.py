@@ -25,6 +25,7 @@ Example
         --qrels data/demo/qrels.train.tsv --test work/demo/test/{bm25,dense}.tsv
 """
 
+import functools
 from pathlib import Path
 
 import kit
@@ -95,11 +96,6 @@ def learn(args):
     return {"made": [args.out, folds_out], **summary}
 
 
-def folds(text):
-    """Return a number of folds, at least 2."""
-    return kit.LLM_RERANK.within(int(text), 2)
-
-
 # fmt: off
 def add_learn(add):
     add("runs", nargs="+", help="learn from these runs of judged claims")
@@ -110,7 +106,7 @@ def add_learn(add):
         help="write the fused run to this file, and that of the judged claims to NAME.folds.tsv")
     add("--model", choices=("forest", "boosting"), default="forest",
         help="learn a random forest or histogram gradient boosting")
-    add("--folds", type=folds, default=5,
+    add("--folds", type=functools.partial(kit.LLM_RERANK.number, int, 2, 1000), default=5,
         help="deal the judged claims into this many folds")
     add("--top-k", type=kit.count, default=100, help="keep this many abstracts per claim")
     add("--seed", type=kit.count_or_0, default=13, help="seed of the folds and of the learner")

@@ -65,7 +65,7 @@ def choose(evidence, args):
     flags = SimpleNamespace(**(vars(args) | defaults))
     model = CLASSIFY.open_classifier(flags)
     everything = [pair for _, pairs in evidence for pair in pairs]
-    outputs = CLASSIFY.outputs_of(model, everything)
+    outputs, _ = CLASSIFY.outputs_of(model, everything)
     probabilities = CLASSIFY.probabilities_of(model, outputs)
     for entry, pairs in evidence:
         own = probabilities[: len(pairs), LABELS.index(entry["label"])]

@@ -248,7 +248,7 @@ def train(args):
             batch_sampler=balanced_batches if args.sampler == "balanced" else "batch_sampler",
         )
         if pairs:
-            logits = CLASSIFY.outputs_of(model, pairs)[:, order]
+            logits = CLASSIFY.outputs_of(model, pairs)[0][:, order]
             summary |= assess(logits, held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = summary.get("temperature", 1.0)
