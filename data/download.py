@@ -24,15 +24,14 @@ one. data/convert.py converts your own data.
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -53,37 +52,15 @@ WEIGHTS = [  # of a folder: the files of the first form that it has
     r"(pytorch|adapter)_model\.bin",
     r"pytorch_model-\d+-of-\d+\.bin|pytorch_model\.bin\.index\.json",
 ]
-TOKEN = "export HF_TOKEN=hf_... (or call: hf auth login), and run this again"
 COLUMNS = [*PAIR, "claim", "language", "codes", "label"]  # of a split's rows
-
-
-def is_running(number):
-    """Return whether a process has this number."""
-    try:
-        os.kill(number, 0)  # which only asks
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's process, or no number of one
-        pass
-    return True
 
 
 @contextlib.contextmanager
 def unfinished(target):
-    """Yield an empty folder TARGET.PID.parts, and remove it; first, remove those of killed calls.
-
-    In a container, a killed call often had the number of this one.
-    """
-    for left in target.parent.glob(f"{target.name}.*.parts"):
-        number = left.name.split(".")[-2]
-        if number == str(os.getpid()) or (number.isdecimal() and not is_running(int(number))):
-            shutil.rmtree(left)
-    folder = target.with_name(f"{target.name}.{os.getpid()}.parts")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    """Yield an empty folder TARGET.*.parts, and remove it at the end."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(".parts", f"{target.name}.", target.parent) as folder:
+        yield Path(folder)
 
 
 # ---------------------------------------------------------------- Models
@@ -134,7 +111,7 @@ def needed(files):
 
 def check_weights(name, files):
     """End if a model has no weights to load, or pickles that this PyTorch does not read safely."""
-    from packaging.version import Version
+    import torch
 
     if not weights_of(files):
         fail(
@@ -142,23 +119,9 @@ def check_weights(name, files):
             "no weights in safetensors or pytorch_model.bin; GGUF files are for "
             "04_llm_rerank.py or an endpoint (llama.cpp, Ollama)",
         )
-    installed = importlib.metadata.version("torch")
-    if any(file.endswith(".bin") for file in files) and Version(installed) < Version("2.10"):
-        fail(
-            "torch",
-            f"{installed} may run code that hides in the weights of {name} "
-            "(CVE-2025-32434, CVE-2026-24747); pip install -U 'torch>=2.10'",
-        )
-
-
-def lock(folder):
-    """End if another process works in a folder, else keep it out to the end of this one."""
-    try:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(folder, "another process works on it; wait for it, or give another --out")
-    except OSError:
-        pass  # a file system without locks, as a mounted drive
+    has_pickles = any(file.endswith(".bin") for file in files)
+    if has_pickles and torch.__version__ < "2.10":  # TorchVersion compares numbers
+        fail("torch", "older than 2.10, in which a .bin can run code (CVE-2026-24747); update it")
 
 
 def fetch_model(info, folder):
@@ -167,10 +130,6 @@ def fetch_model(info, folder):
 
     files = needed([file.rfilename for file in info.siblings])
     check_weights(info.id, files)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock(folder)
-    for left in folder.rglob("*.incomplete"):  # by killed calls; whole files stay
-        left.unlink()
     for file in files:
         hf_hub_download(info.id, file, revision=info.sha, local_dir=folder)
 
@@ -209,7 +168,7 @@ def make_safe(folder):
 
 def download_model(args):
     """Download a model of the hub: its weights once, as safetensors, tokenizer and settings."""
-    from huggingface_hub import HfApi, errors
+    from huggingface_hub import HfApi
 
     name = args.source
     target = Path(args.out or DATA / "models" / name.split("/")[-1]).resolve()
@@ -222,18 +181,12 @@ def download_model(args):
         folder = target.with_name(f"{target.name}.{info.sha}.parts")
         fetch_model(info, folder)
         make_safe(folder)
-    except errors.GatedRepoError:
-        fail(name, f"gated; ask for access at {page}, then {TOKEN}")
-    except errors.RepositoryNotFoundError:
-        fail(name, f"no such model on the hub; check the spelling. If it is private, {TOKEN}")
-    except Exception as error:  # such as no network, offline mode, a full disk
+    except Exception as error:  # such as no network, no access, offline mode, a full disk
         what = re.sub("Bearer .*", "Bearer ...", f"{type(error).__name__}: {error}")
         fail(name, f"download failed ({what}); check network and space, run this again")
     text = source_page(made, {"page": page, "hub": {name: info.sha}}, {})
     (folder / "SOURCE.md").write_text(text, encoding="utf-8")
     os.replace(folder, target)
-    for left in target.parent.glob(f"{target.name}.{'[0-9a-f]' * 40}.parts"):  # other commits
-        shutil.rmtree(left)
     print(f"{target}: made")
 
 
@@ -315,9 +268,6 @@ def pairs_of(split, table, claims, known, name):
     pairs = without_rows(name, pairs, pairs["label"] == "", what)
     convert.reject(pairs, ~pairs["label"].isin(LABELS), "unknown label, see the published schema")
     is_known = pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known)
-    if len(pairs) and not is_known.any():
-        pair = " ".join(pairs[PAIR].iloc[0])
-        fail(name, f"no {split} pair has a known claim and abstract, as {pair}; fix the ids")
     what = f"{split} pairs with an unknown claim or abstract"
     pairs = without_rows(name, pairs, ~is_known, what)
     return without_rows(name, pairs, pairs.duplicated(PAIR), f"{split} pairs with two labels")
@@ -362,17 +312,14 @@ def source_page(made, entry, counts):
     If counts differ from the published ones, a warning says so, and licence and citation are left
     out.
     """
-    is_published = True
+    words = ["page", "licence", "citation", "note"]
     for what, number in entry.get("counts", {}).items():
         if counts[what] != number:
             warn(
                 f"{counts[what]} {what}, {number} are published",
                 "the copy is incomplete or another data set (data/convert.py converts your own)",
             )
-            is_published = False
-    words = ["page", "note"]
-    if is_published:
-        words = ["page", "licence", "citation", "note"]
+            words = ["page", "note"]
     lines = [f"{word}: {entry[word]}" for word in words if word in entry]
     origins = entry.get("files", {}) | entry.get("hub", {})
     for origin, version in origins.items():
@@ -389,7 +336,11 @@ def make_files(entry, source, folder, made, args):
     finished.mkdir()
     try:
         if source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
-            source = unpack(source, folder / "raw")
+            options = {"filter": "data"}
+            if source.suffix == ".zip":  # zipfile refuses outside paths by itself
+                options = {}
+            shutil.unpack_archive(source, folder / "raw", **options)
+            source = folder / "raw"
         read = published.READERS[args.name]
         if "page" in entry and any(source.glob("claims.*.tsv")):  # already as the kit has them
             read = published.read_ours
@@ -404,15 +355,6 @@ def make_files(entry, source, folder, made, args):
         )
     (finished / "SOURCE.md").write_text(source_page(made, entry, counts), encoding="utf-8")
     return counts
-
-
-def unpack(archive, folder):
-    """Unpack an archive, and nothing that would lie outside the folder; return the folder."""
-    options = {}
-    if archive.suffix != ".zip":  # zipfile refuses outside paths by itself
-        options["filter"] = "data"
-    shutil.unpack_archive(archive, folder, **options)
-    return folder
 
 
 def source_line(args):
@@ -441,13 +383,6 @@ def up_to_date(target, made):
     return True
 
 
-def existing(path):
-    """Return the path of a file or folder; end the script if there is none."""
-    if not Path(path).exists():
-        fail(path, "no such file or folder; check the path")
-    return Path(path)
-
-
 def make_dataset(args, entry):
     """Make the folder of a data set, whole or not at all."""
     entry |= entry.get("editions", {}).get(args.edition, {})
@@ -466,8 +401,6 @@ def make_dataset(args, entry):
         entry.pop("hub", None)
     elif "files" not in entry and "hub" not in entry:
         fail(args.name, f"given on request only; {advice}")
-    elif args.name == "checkthat4b" and not args.allow_pickle:
-        fail(args.name, published.PICKLE)  # before the download
     with unfinished(target) as folder:
         if not source:
             fetched = folder / "fetched"
@@ -487,29 +420,6 @@ class Parser(argparse.ArgumentParser):
         fail("download.py", f"{message}; see --help")
 
 
-def share(text):
-    """Return a number between 0 and 1."""
-    number = float(text)
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not between 0 and 1")
-    return number
-
-
-def seed(text):
-    """Return a whole number from 0 on."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is below 0")
-    return number
-
-
-def default_of(entry):
-    """Return what --from is by default, for its help."""
-    if {"files", "editions"} & set(entry):
-        return "download"
-    return "none, as the data are given on request"
-
-
 def command_line(sources):
     """Return the parser, with a job for models and one for each data set."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -525,9 +435,9 @@ def command_line(sources):
         if name == "join":
             add("out", metavar="OUT", help="write to this new folder")
         if name in ("beir", "split", "join"):
-            add("source", metavar="FOLDER", type=existing, help="read this folder")
+            add("source", metavar="FOLDER", type=Path, help="read this folder")
         if name == "join":
-            add("others", metavar="FOLDER", type=existing, nargs="+", help="read this one, too")
+            add("others", metavar="FOLDER", type=Path, nargs="+", help="read this one, too")
         elif name == "model":
             add("source", metavar="OWNER/NAME", help="download this model of the hub")
             add("--out", help="write to this folder (default: data/models/NAME)")
@@ -535,9 +445,9 @@ def command_line(sources):
             add("--out", help="write to this folder (default: FOLDER-split)")
             add("--draw", choices=("dev", "test"), default="dev",
                 help="draw this split from the training claims (default: %(default)s)")
-            add("--share", type=share, default=0.15,
+            add("--share", type=float, default=0.15,
                 help="draw this share of the distinct training claims (default: %(default)s)")
-            add("--seed", type=seed, default=13,
+            add("--seed", type=int, default=13,
                 help="seed the random draw (default: %(default)s)")
             add("--test", default="test",
                 help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
@@ -547,9 +457,9 @@ def command_line(sources):
             add("--allow-pickle", action="store_true",
                 help="read the collection's pickle, with an unpickler that builds only tables")
         if "page" in entry:
-            add("--from", dest="source", metavar="PATH", type=existing,
+            add("--from", dest="source", metavar="PATH", type=Path,
                 help="read a local copy of the published files (a folder, file or archive) or a "
-                     f"folder with the files of the kit (default: {default_of(entry)})")
+                     "folder with the files of the kit (default: download, but on request only)")
         if "editions" in entry:
             add("--edition", choices=entry["editions"], default="2026",
                 help="take claims and labels from this year's edition (default: %(default)s)")
@@ -567,8 +477,6 @@ def main():
             download_model(args)
         else:
             make_dataset(args, sources["data sets"].get(args.name, {}))
-    except KeyboardInterrupt:
-        sys.exit(130)
     except OSError as error:
         where = error.filename or args.out or args.source
         fail(where, f"{error.strerror}; check path, rights and space")
