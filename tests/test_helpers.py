@@ -196,7 +196,7 @@ def test_what_others_have_made_is_not_replaced(capsys, tmp_path, monkeypatch, na
     def refuses(out, inputs=(), **options):
         args = SimpleNamespace(force=True)
         error = refusal(capsys, KIT.up_to_date, args, {"inputs": inputs}, out, **options)
-        assert error.startswith(f"error: {Path(out)}: an input, or not made by this job")
+        assert error.startswith(f"error: {Path(out)}: not made by this script")
 
     for is_folder in (True, False):
         refuses(name, is_folder=is_folder)

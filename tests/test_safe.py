@@ -113,7 +113,7 @@ def test_no_input_is_replaced(small, refused, command, name):
         words += ["--out", name]
     if "fuse" in command:
         words.insert(2, name)
-    refused(small, *words, said=f"{name}: this call reads it")
+    refused(small, *words, said=f"{name}: not made by this script")
 
 
 @pytest.mark.parametrize("script", ["01_index.py --indexes bm25", "mine.py"])
