@@ -255,6 +255,14 @@ def add_qrels(add):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="read judged pairs from this file")
 
 
+def add_pairs(add):
+    """Add the flags of pairs, as 03_rerank.py and 05_classify.py have them."""
+    add_claims(add)
+    add_corpus(add)
+    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
+    add("--max-length", type=count, default=512, help="truncate a pair to this many tokens")
+
+
 def add_model(add, max_tokens):
     add("--model", default=os.environ.get("LLM_MODEL") or LOCAL_LLM,
         help="ask this model, by its name at the endpoint; a folder is for 04_llm_rerank.py ask")

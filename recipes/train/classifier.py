@@ -265,9 +265,7 @@ def add_train(add):
     kit.add_qrels(add)
     add("--examples", help="""train on the examples in this file, too, such as NEI pairs of mine.py
         --shape labels""")
-    CLASSIFY.add_texts(add)
-    CLASSIFY.add_fields(add)
-    CLASSIFY.add_length(add)
+    kit.add_pairs(add)
     add("--freeze", type=frozen_part, help="""do not train the encoder, or its embeddings and this
         many layers (default: train all of it)""")
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",

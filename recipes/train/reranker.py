@@ -117,8 +117,8 @@ def load_to_train(name, **options):
     """Load a reranker, or an encoder or language model that gets a new head."""
     from sentence_transformers import CrossEncoder
 
-    architectures = RERANK.architectures_of(name, options)
-    if "CausalLM" in architectures:
+    kind = RERANK.kind_of(name)
+    if "CausalLM" in kind and "CrossEncoder" not in kind:
         model = RERANK.causal_reranker(name, **options)
         if model:
             return model
@@ -142,7 +142,7 @@ def train(args):
     if args.loss == "margin":
         rows = [(*row, -1.0) for row in rows]  # targets, as in loss_of()
         columns.insert(1, "positive")
-    model = RERANK.open_reranker(load_to_train, args, "fp32", batch_size=1)  # of predictions
+    model = RERANK.open_reranker(args, load_to_train)
     with RERANK.parts_of(args.out, task) as parts:
         summary = training.fine_tune(
             parts,
@@ -167,9 +167,9 @@ def weight(text):
 def add_train(add):
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
         help="train on these examples of mine.py: pairs, tuples or scores")
-    RERANK.add_texts(add)
-    RERANK.add_fields(add)
-    RERANK.add_reading(add)
+    kit.add_pairs(add)
+    add("--prompt", metavar="TEXT", help="""instruct a causal reranker or monoT5 by this text; it is
+        the text itself, no file as in 04_llm_rerank.py (default: the model's own)""")
     add("--loss", choices=("bce", "l1", *COMPARING), default="bce", help="""bce: binary
         cross-entropy; l1: distance of the sigmoid from the target; margin: hinge loss on tuples;
         lambda: LambdaLoss on all abstracts of a claim; softmax: cross-entropy of a positive among

@@ -137,6 +137,7 @@ def begin(args, *others):
         sys.exit()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     args.device = None  # this GPU, if there is one
+    args.dtype = "fp32"
     from transformers import logging, set_seed
 
     set_seed(args.seed)  # a new head and adapters begin at random
