@@ -74,15 +74,13 @@ def run_of(args):
 
 
 def read_pairs(path, args):
-    """Return the rows of a run to label, and texts: {claim_id: claim}, {abstract_id: abstract}."""
+    """Return the rows of a run to label, their (claim, abstract), and {abstract_id: abstract}."""
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
     if args.top_k:
         run = run[run["rank"] <= args.top_k]
-    if args.limit:
-        run = run[run["claim_id"].factorize()[0] < args.limit]
-    return run, (claims, abstracts)
+    return run, paired_texts(run, (claims, abstracts)), abstracts
 
 
 def label_counts(table):
@@ -93,9 +91,10 @@ def label_counts(table):
 def write_verdicts(run, probabilities, task, args, **counts):
     """Write a run with labels and probabilities (pairs, 3); return the summary, with counts."""
     probabilities = np.reshape(probabilities, (-1, 3))
-    best_from_behind = probabilities[:, ::-1].argmax(axis=1)  # in a tie NEI wins, then REFUTES
-    labels = np.array(LABELS[::-1])[best_from_behind]
-    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+    nei_first = probabilities[:, ::-1]  # of equal ones, argmax takes the first: NEI, then REFUTES
+    labels = np.array(LABELS[::-1])[nei_first.argmax(axis=1)]
+    verdicts = run.assign(label=labels)
+    verdicts[PROBABILITIES] = probabilities
     summary = {"made": [args.out], "pairs": len(run), "labels": label_counts(verdicts), **counts}
     with written(args.out, task, **summary) as new:
         write_table(verdicts, new)
@@ -108,7 +107,7 @@ def head_order(config):
     order = []
     for beginnings in HEADS:
         for index, name in config.id2label.items():
-            if re.match(beginnings, re.sub("[^a-z]", "", str(name).lower())):
+            if re.match(beginnings, re.sub("[^a-z]", "", name.lower())):
                 order.append(index)
     is_match = len(config.id2label) == 3 and sorted(order) == [0, 1, 2]
     return order if is_match else None
@@ -149,22 +148,24 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
 def probabilities_of(model, logits, adjust=0.0):
     """Return probabilities (pairs, 3) in the order of LABELS, of logits in the model's order."""
     temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = getattr(model.config, "stance_shares", (0, 0, 0)) if adjust else (1, 1, 1)
-    if 0 in shares:
-        fail("--adjust", "it needs class shares: train with pairs of all three labels")
+    shares = model.config.stance_shares if adjust else (1, 1, 1)
     return calibrated(logits[:, head_order(model.config)], temperature, shares, adjust)
 
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
     path = run_of(args)
-    task = task_of(args, path, args.claims, args.corpus, models=[args.model])
+    task = task_of(
+        args, path, args.claims, args.corpus, models=[args.model], without=["batch_size"]
+    )
     if up_to_date(args, task, args.out):
         return {"made": []}
+    run, pairs, _ = read_pairs(path, args)
     model = open_classifier(args)
-    run, texts = read_pairs(path, args)
+    if args.adjust and 0 in getattr(model.config, "stance_shares", [0]):
+        fail("--adjust", "it needs class shares: train with pairs of all three labels")
     with parts_of(args.out, task) as parts:
-        logits, is_truncated = outputs_of(model, paired_texts(run, texts), parts / "outputs.npy")
+        logits, is_truncated = outputs_of(model, pairs, parts / "outputs.npy")
         probabilities = probabilities_of(model, logits, args.adjust)
         truncated = int(is_truncated.sum())
         return write_verdicts(run, probabilities, task, args, truncated=truncated)
@@ -230,7 +231,7 @@ def ask_labels(labels, template, pairs, counts, args, turns=()):
 
     turns: what stands between the system's message and the prompt.
     """
-    form = ("label", {"type": "string", "enum": [*labels]})
+    form = ("label", {"type": "string", "enum": labels})
     read = functools.partial(label_in, labels=labels)
     limit = 4096 if args.prompt else 16  # tokens; a prompt may ask for reasons
     questions = []
@@ -250,19 +251,21 @@ def one_step(prompts, pairs, turns, counts, args):
 def two_steps(prompts, pairs, turns, counts, args):
     """Ask whether there is evidence; then, if at least half of the votes see it, its direction.
 
-    P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence). For pairs that are not asked about again,
-    both directions are equally likely. If exactly half of the votes see evidence, P(NEI) is 0.5,
+    P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence); both directions are equally likely for pairs
+    that are not asked about again. If exactly half of the votes see evidence, P(NEI) is 0.5,
     and no other label has more; in a tie write_verdicts() takes NEI.
     """
-    replies = ask_labels(FIRST_LABELS, prompts[0], pairs, counts, args)
-    evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in replies]
+    first = ask_labels(FIRST_LABELS, prompts[0], pairs, counts, args)
+    evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in first]
     chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
     open_pairs = [pairs[index] for index in chosen]
-    directions = [dict.fromkeys(DIRECTIONS, 0.5)] * len(pairs)
-    for index, reply in zip(chosen, ask_labels(DIRECTIONS, prompts[1], open_pairs, counts, args)):
-        directions[index] = shares_of(reply.answers, DIRECTIONS)
+    second = dict(zip(chosen, ask_labels(DIRECTIONS, prompts[1], open_pairs, counts, args)))
     predictions = []
-    for shares, direction in zip(evidence, directions):
+    for index, shares in enumerate(evidence):
+        votes = DIRECTIONS  # one for each
+        if index in second:
+            votes = second[index].answers
+        direction = shares_of(votes, DIRECTIONS)
         prediction = None
         if shares and direction:  # None: a reply could not be read
             prediction = {label: shares["EVIDENCE"] * direction[label] for label in DIRECTIONS}
@@ -287,7 +290,7 @@ def digits_in(text, n):
     digits = field_of(text, "digits")
     entries = re.findall(DIGIT_LINE, text)
     if isinstance(digits, list) and len(digits) == n:
-        entries = [(number, str(digit)) for number, digit in enumerate(digits, 1)]
+        entries = list(enumerate(map(str, digits), 1))
     labels = []
     for number in range(1, n + 1):
         found = {DIGITS.get(digit) for other, digit in entries if int(other) == number}
@@ -310,11 +313,10 @@ def many_pairs(prompts, pairs, turns, counts, args):
             read = functools.partial(digits_in, n=len(group))
             questions.append(Question(messages, form, 8 * len(group) + 24, read))
         for group, reply in zip(groups, answers_to(questions, counts, args)):
-            # An answer has a label or None for each pair. Transposed, these are the votes on each
-            # pair; without an answer there are none, and the pairs are not asked about again.
-            for index, votes in zip(group, zip(*reply.answers)):
-                predictions[index] = shares_of([vote for vote in votes if vote], LABELS)
-                if not predictions[index]:
+            for place, index in enumerate(group):
+                votes = [labels[place] for labels in reply.answers if labels[place]]
+                predictions[index] = shares_of(votes, LABELS)
+                if reply.answers and not votes:  # without an answer, none of the group is asked
                     missing.append(index)
     return predictions
 
@@ -336,22 +338,21 @@ def llm(args):
     elif args.fewshot:
         fail("--fewshot", "its examples are labels; take --strategy one-step, or no --fewshot")
     if len(prompts) != number:
-        what = f"--strategy {args.strategy} needs {number} of them"
-        fail("--prompt", f"{what}; recipes/systems/prompts has examples")
+        fail("--prompt", f"--strategy {args.strategy} needs {number}; see recipes/systems/prompts")
     path = run_of(args)
     inputs = [path, args.claims, args.corpus, *args.fewshot, *args.prompt]
     task = task_of(args, *inputs, models=[args.model], without=ASKING)
-    if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
+    if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
-    run, texts = read_pairs(path, args)
-    turns = example_turns(prompts[0], texts[1], args)
-    pairs = [prompt_texts(*pair, args) for pair in paired_texts(run, texts)]
+    run, pairs, abstracts = read_pairs(path, args)
+    turns = example_turns(prompts[0], abstracts, args)
+    pairs = [prompt_texts(*pair, args) for pair in pairs]
     counts = collections.Counter()
     predictions = ask(prompts, pairs, turns, counts, args)
     unusable = predictions.count(None)
     if unusable:
         warn(args.replies, f"{unusable} of {len(pairs)} pairs have no label, and become NEI")
-    nei = {"SUPPORTS": 0, "REFUTES": 0, "NEI": 1}
+    nei = shares_of(["NEI"], LABELS)
     probabilities = [[(known or nei)[label] for label in LABELS] for known in predictions]
     task = with_replies(task, args)
     return write_verdicts(run, probabilities, task, args, unusable=unusable, **counts)
@@ -367,7 +368,7 @@ def claim_verdict(support, refute):
         return "NOT ENOUGH INFORMATION", None
     share_of_support = support / (support + refute)
     verdict = "SUPPORTED" if share_of_support > 0.5 else "REFUTED"
-    if min(share_of_support, 1 - share_of_support) >= DISPUTE:
+    if DISPUTE <= share_of_support <= 1 - DISPUTE:
         verdict = "DISPUTED"
     return verdict, round(share_of_support, 6)
 
@@ -381,8 +382,8 @@ def read_verdicts(path, claims):
     values = verdicts[PROBABILITIES].apply(pd.to_numeric, errors="coerce").to_numpy()
     if not np.allclose(values.sum(axis=1), 1, atol=0.01):
         fail(path, "the probabilities of a pair do not sum to 1; label the run again")
-    columns = verdicts["label"].map(LABELS.index)
-    return verdicts.assign(probability=values[np.arange(len(values)), columns])
+    indices = verdicts["label"].map(LABELS.index)
+    return verdicts.assign(probability=values[np.arange(len(values)), indices])
 
 
 def claim_record(claim_id, claim, rows):
@@ -422,7 +423,6 @@ def add_run(job, out, top_k):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
-    add("--limit", type=count, help="label the pairs of this many claims only (default: all)")
     add("--top-k", type=count_or_0, default=top_k,
         help="label this many abstracts per claim; 0 is all")
     add("--out", default=out, help="write the verdicts on pairs to this file")
@@ -471,6 +471,8 @@ def add_aggregate(job):
 
 
 def main():
+    if sys.argv[1:2] == ["train"]:
+        fail("train", "is a program of its own: python recipes/train/classifier.py")
     jobs = {classify: add_classify, llm: add_llm, aggregate: add_aggregate}
     run_job(command_line(jobs))
 
@@ -560,14 +562,15 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            fail(out, "an input, or not made by this job, which would replace it; rename one")
+            what = "not made by this script, which would replace it, or read by this call"
+            fail(out, f"{what}; give another name")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
         made = task | {"sha256": digest(out)}
         if not made.items() <= sidecar_of(out).items():
             return False
-    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
+    print("up to date:", *outs, "(--force makes it again)")
     return True
 
 
@@ -650,9 +653,7 @@ def run_job(args):
     """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except OSError as error:
-        fail(error.filename or args.job, error)
-    except (UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError) as error:
         fail(args.job, error)
 
 
@@ -727,7 +728,7 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object with an abstract_id of one line, in UTF-8"
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
