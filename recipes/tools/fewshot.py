@@ -10,7 +10,7 @@ evidence or no NEI abstract, or the same words as a claim that will be asked abo
 three labels come first.
 
 Reads   DATA/claims.train.tsv, DATA/qrels.train.tsv, and the claims that will be asked about
-Writes  fewshot.tsv: the drawn rows of the qrels, in the order in which prompts show them
+Writes  fewshot.tsv: the drawn rows of the qrels with the column claim, in the order of prompts
 Prints  the last line is JSON
 
 Examples
@@ -50,6 +50,7 @@ def fewshot(args):
         what = f"only {len(tables)} claims have both evidence and NEI"
         kit.fail(qrels_path, f"{what}; lower --number, or prompt without --fewshot")
     drawn = pd.concat(tables[: args.number])
+    drawn.insert(2, "claim", drawn["claim_id"].map(claims))
     with kit.written(args.out, task, judgements=len(drawn)) as new:
         kit.write_table(drawn, new)
     return {"made": [args.out], "judgements": len(drawn)}
