@@ -109,8 +109,9 @@ def head_order(config):
         for index, name in config.id2label.items():
             if re.match(beginnings, re.sub("[^a-z]", "", name.lower())):
                 order.append(index)
-    is_match = len(config.id2label) == 3 and sorted(order) == [0, 1, 2]
-    return order if is_match else None
+    if len(config.id2label) == 3 and sorted(order) == [0, 1, 2]:
+        return order
+    return None
 
 
 def set_reader(model, args, batch_size):
@@ -377,8 +378,7 @@ def read_verdicts(path, claims):
     """Return verdicts on pairs; their column probability is that of the pair's own label."""
     import pandas as pd
 
-    columns = [*RUN, "label", *PROBABILITIES]
-    verdicts = read_table(path, columns, claim_id=claims, label=LABELS)
+    verdicts = read_table(path, [*RUN, "label", *PROBABILITIES], claim_id=claims, label=LABELS)
     values = verdicts[PROBABILITIES].apply(pd.to_numeric, errors="coerce").to_numpy()
     if not np.allclose(values.sum(axis=1), 1, atol=0.01):
         fail(path, "the probabilities of a pair do not sum to 1; label the run again")
@@ -391,7 +391,7 @@ def claim_record(claim_id, claim, rows):
     evidence = rows[rows["label"] != "NEI"]
     sums = evidence.groupby("label")["probability"].sum().reindex(DIRECTIONS, fill_value=0.0)
     verdict, support = claim_verdict(*sums)
-    if len(rows) and rows["probability"].max() <= NEAR_CHANCE:
+    if rows["probability"].max() <= NEAR_CHANCE:  # false without rows: NaN
         verdict = "UNDECIDED"
     entries = evidence[["abstract_id", "rank", "label", "probability"]].round(6)
     record = {"claim_id": claim_id, "claim": claim, "verdict": verdict, "support": support}
@@ -450,12 +450,12 @@ def add_llm(job):
     add("--strategy", choices=STRATEGIES, default="one-step", help="""one-step: ask for the
         label of each pair; two-step: for evidence, then for its direction; batch: for the labels of
         many pairs by one prompt""")
-    add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask with the prompts in these
-        files, which hold {claim} and {abstract} (batch: {n} and {pairs}); two-step wants two files;
+    add("--prompt", nargs="+", default=[], help="""ask with the prompts in these files,
+        which hold {claim} and {abstract} (batch: {n} and {pairs}); two-step wants two files;
         recipes/systems/prompts has examples (default: the script's own, for one-step)""")
     add("--pairs-per-prompt", type=count, default=50, help="batch: show this many pairs at once")
-    add("--fewshot", nargs=1, default=[], metavar="FILE", help="""one-step: show the labels of
-        these train pairs first, which recipes/tools/fewshot.py draws (default: none)""")
+    add("--fewshot", nargs=1, default=[], help="""one-step: show the labels of the train pairs in
+        this file first, which recipes/tools/fewshot.py draws (default: none)""")
     add_requests(job)
     add_model(job, "none")
     add_shared(job, split="test")
