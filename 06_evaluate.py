@@ -58,13 +58,13 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Verification 2026": (np.sum, ["F1", "R@5"]),
 }
 STANCE = ("P", "R", "F1", "macro F1")  # of labels; R@k is a measure of rankings
-NOTES = {  # on measures whose names have this part
+NOTES = {  # on measures whose names match this pattern
     "pooled R": "Pooled R@k is the share of all evidence pairs that is found.",
     "B-Pref": "B-Pref skips claims without evidence, without NEI pairs or without rows; B-Pref "
     "(trec_eval) skips those without evidence, divides by min(R, N), not R, and reads all ranks.",
     "Judged": "Judged@k is a mean over all claims.",
     "abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
-    "F1": "P, R and F1 of labels are weighted by support; macro F1 is not.",
+    "^(P|R|F1|macro F1)$": "P, R and F1 of labels are weighted by support; macro F1 is not.",
     "": "*: differs from the first run, p < 0.05 (paired randomisation test, Holm).",
 }
 TABLES = (".tsv", ".json", ".claims.tsv")  # endings of the files with numbers
@@ -203,6 +203,8 @@ def library_fraction(name, run, qrels, judgements):
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         cutoff = measure.params.get("cutoff")  # ranks below it would only take time
+        if cutoff == 0:
+            raise ValueError("it reads no ranks")  # trec_eval would end the process
         if cutoff and "judged_only" not in name:  # where unjudged ranks go before the cutoff
             ranked = ranked[ranked["rank"] <= cutoff]
         found = ir_measures.iter_calc([measure], judged, ranked)
@@ -341,7 +343,7 @@ def compare(components, names, resamples, seed):
     of_runs = list(components.values())
     stacks = {name: np.stack([own[name] for own in of_runs]) for name in of_runs[0]}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
-    low = np.full_like(values, np.nan)
+    low = values * np.nan
     high = low
     p = low
     if resamples:
@@ -355,13 +357,14 @@ def compare(components, names, resamples, seed):
 
 
 # ---------- Tables
-def cell_texts(cells, bounds="", best="{}", second="{}"):
-    """Return a table of texts; bounds: texts behind the values; best, second: formats of these."""
+def cell_texts(cells, bounds="", best="{}"):
+    """Return a table of texts; bounds: texts behind the values; best: format of the best ones."""
     values = cells["value"]
     texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, "*", "")
-    place = values.round(3).rank(method="dense", ascending=False)
-    is_best = (place == 1) & (place.max() > 1)  # where all runs are equal, none is best
-    texts = texts.mask(is_best, texts.map(best.format)).mask(place == 2, texts.map(second.format))
+    rounded = values.round(3)
+    highest = rounded.max()
+    is_best = (rounded == highest) & (highest > rounded.min())  # of equal runs none is best
+    texts = texts.mask(is_best, texts.map(best.format))
     return (texts + bounds).mask(values.isna(), "-")
 
 
@@ -374,7 +377,9 @@ def notes_on(names, qrels, corpus, counts):
     with_evidence = evidence["claim_id"].nunique()
     claims = qrels["claim_id"].nunique()
     notes = [f"Means are over the {with_evidence} of {claims} claims with evidence."]
-    notes += [note for part, note in NOTES.items() if any(part in name for name in names)]
+    for pattern, note in NOTES.items():
+        if any(re.search(pattern, name) for name in names):
+            notes.append(note)
     missing = set(evidence["abstract_id"]).difference(corpus)
     if corpus and missing:
         notes.append(
@@ -595,7 +600,7 @@ def report(data, cells, components):
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
     bounds = bounds.where(cells["low"].notna(), "")  # no interval without resamples
-    texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
+    texts = cell_texts(cells, bounds, "<b>{}</b>")
     table = texts.rename(html.escape).to_html(escape=False, border=0)
     figures = ""
     for run, own in components.items():
@@ -657,7 +662,7 @@ def evaluate(args):
         notes.append(f"No run has a value of {', '.join(has_value.index[~has_value])}.")
     contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     if args.report:
-        legend = "Below a value: its 95 % interval. Bold: the best run. Italics: the second best."
+        legend = "Below a value: its 95 % bootstrap interval over claims. Bold: the best run."
         data = rankings(args, runs, qrels, components, corpus) | {"notes": [legend, *notes]}
         contents.append(report(data, cells, components))
     for path, text in zip(outs, contents):
@@ -858,14 +863,15 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            fail(out, "an input, or not made by this job, which would replace it; rename one")
+            what = "not made by this script, which would replace it, or read by this call"
+            fail(out, f"{what}; give another name")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
         made = task | {"sha256": digest(out)}
         if not made.items() <= sidecar_of(out).items():
             return False
-    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
+    print("up to date:", *outs, "(--force makes it again)")
     return True
 
 
@@ -948,9 +954,7 @@ def run_job(args):
     """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except OSError as error:
-        fail(error.filename or args.job, error)
-    except (UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError) as error:
         fail(args.job, error)
 
 
@@ -1025,7 +1029,7 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object with an abstract_id of one line, in UTF-8"
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
