@@ -45,8 +45,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-ALPHA = 0.4  # weight of the score before the LLM, Kiepura & Lam 2025, eq. 5
-WINDOW = 20  # abstracts per prompt, Sun et al. 2023 (RankGPT), section 3.2; it moves up by half
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -92,8 +90,7 @@ EXAMPLES = {"listwise": [[2, 1, 3]], "pointwise": ["YES", "NO"]}  # answers that
 def answer_text(answer, args):
     """Return an answer as a model should write it: YES or [2] > [1], with --structured as JSON."""
     if args.structured:
-        name, _ = FORMS[args.method]
-        return json.dumps({name: answer})
+        return json.dumps({FORMS[args.method][0]: answer})
     if isinstance(answer, str):
         return answer
     return " > ".join(f"[{mark}]" for mark in answer)
@@ -160,8 +157,7 @@ def order_in(text, n):
     elif chains:
         last = chains[-1]
         is_longest = last.count(">") == max(chain.count(">") for chain in chains)
-        is_list = re.search(r"\]\s*[,;=]", last)
-        if is_longest and not is_list:
+        if is_longest and not re.search(r"\]\s*[,;=]", last):
             answer = last
     numbers = [int(number) for number in re.findall(r"\d{1,6}", answer)]
     return [number - 1 for number in dict.fromkeys(numbers) if 1 <= number <= n] or None
@@ -188,7 +184,7 @@ def windows(n, size):
     if n < 2:
         return []
     # The range stops at the first end that is at most size, since its window begins at the top.
-    step = size // 2
+    step = size - size // 2
     ends = [n, *range(n - step, size - step, -step)]
     return [slice(max(0, end - size), end) for end in ends]
 
@@ -203,8 +199,8 @@ def listwise(candidates, prompt_for, counts, args):
     orders = {}
     for claim_id, rows in candidates.groupby("claim_id"):
         orders[claim_id] = np.array(rows["abstract_id"])
-    spans_of_claims = [windows(len(order), args.window) for order in orders.values()]
-    for spans in itertools.zip_longest(*spans_of_claims):  # None: a claim with fewer windows
+    all_spans = [windows(len(order), args.window) for order in orders.values()]
+    for spans in itertools.zip_longest(*all_spans):  # None: a claim with fewer windows
         windows_asked = []
         questions = []
         for (claim_id, order), span in zip(orders.items(), spans):
@@ -212,14 +208,17 @@ def listwise(candidates, prompt_for, counts, args):
                 window = order[span]  # a view, through which the order is changed below
                 n = len(window)
                 read = functools.partial(order_in, n=n)
-                limit = 8 * n + 24  # tokens: "[12] > " has up to 7, JSON around it 24
-                messages = prompt_for(claim_id, window)
-                questions.append(Question(messages, FORMS["listwise"], limit, read))
+                # 8 n + 24 tokens: "[12] > " has up to 7, JSON around it 24
+                questions.append(
+                    Question(prompt_for(claim_id, window), FORMS["listwise"], 8 * n + 24, read)
+                )
                 windows_asked.append(window)
         for window, reply in zip(windows_asked, answers_to(questions, counts, args)):
             window[:] = window[mean_order(reply.answers, len(window))]
-    pairs = candidates[PAIR].to_numpy()
-    return [list(orders[claim_id]).index(abstract_id) for claim_id, abstract_id in pairs]
+    return [
+        list(orders[claim_id]).index(abstract_id)
+        for claim_id, abstract_id in candidates[PAIR].to_numpy()
+    ]
 
 
 def pointwise(candidates, prompt_for, counts, args):
@@ -227,12 +226,13 @@ def pointwise(candidates, prompt_for, counts, args):
 
     P(YES) is 0.5 if the reply cannot be read.
     """
-    labels = ("YES", "NO")
+    labels = EXAMPLES["pointwise"]
     read = functools.partial(label_in, labels=labels)
     questions = []
     for claim_id, abstract_id in candidates[PAIR].to_numpy():
-        messages = prompt_for(claim_id, [abstract_id])
-        questions.append(Question(messages, FORMS["pointwise"], 16, read))
+        questions.append(
+            Question(prompt_for(claim_id, [abstract_id]), FORMS["pointwise"], 16, read)
+        )
     sort_keys = []
     for reply in answers_to(questions, counts, args):
         probabilities = label_probabilities(reply, labels) or {"YES": 0.5}
@@ -256,8 +256,7 @@ def fuse_run(run, candidates, sort_keys, args):
     run = run.assign(score=float(args.depth) - run["rank"])
     for _, rows in candidates.assign(sort_key=sort_keys).groupby("claim_id"):
         run.loc[rows.index, "score"] = fuse(rows["score"], rows["sort_key"], args.alpha)
-    claims = run["claim_id"].factorize()[0]
-    run = run.iloc[np.lexsort((-run["score"], claims))]
+    run = run.iloc[np.lexsort((-run["score"], run["claim_id"].factorize()[0]))]
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
     return run[run["rank"] <= args.top_k]
 
@@ -268,15 +267,16 @@ def rerank(args):
     args = with_files(args)
     if args.fewshot and args.method != "listwise":
         fail("--fewshot", "its examples are orders; take --method listwise, or no --fewshot")
-    inputs = [args.run, args.claims, args.corpus, *args.fewshot, *args.prompt]
+    corpus = f"{args.data}/corpus.jsonl"
+    inputs = [args.run, args.claims, corpus, *args.fewshot, *args.prompt]
     task = task_of(args, *inputs, models=[args.model], without=ASKING)
-    if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
+    if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     template = PROMPTS[args.method]
     for path in args.prompt:
         template = read_prompt(path, "claim", "abstracts")
     claims = read_claims(args.claims)
-    abstracts = read_abstracts(args.corpus, args.fields)
+    abstracts = read_abstracts(corpus, args.fields)
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
     if args.limit:
         run = run[run["claim_id"].factorize()[0] < args.limit]
@@ -296,13 +296,20 @@ def rerank(args):
 
 
 # ---------- Answers from an endpoint: --backend openai
-OUTAGES = (401, 402, 404, 429)  # bad key, no credit, no model, rate limit
 FIRST_CALLS = 32  # if all of them are refused, the run ends
 
 
 def store(request, file, response=None, error=None):
-    """Append a line of Batch API output to a file, and wait until it is on disk."""
-    record = {"custom_id": request["custom_id"], "response": response, "error": error}
+    """Append a line of Batch API output to a file, and wait until it is on disk.
+
+    request_sha256 ties it to the body of the request, for foreign ids are not made of bodies.
+    """
+    record = {
+        "custom_id": request["custom_id"],
+        "request_sha256": body_digest(request["body"]),
+        "response": response,
+        "error": error,
+    }
     file.write(json.dumps(record).encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())
@@ -325,8 +332,9 @@ def send_once(send, request, **options):
         raise
     choices = []
     with contextlib.suppress(*MALFORMED):
-        found = json.loads(response.read())["choices"]
-        choices = [choice for choice in found if not choice.get("error")]
+        choices = [
+            choice for choice in json.loads(response.read())["choices"] if not choice.get("error")
+        ]
     if response.is_success and not choices:
         response.status_code = 520
     return response
@@ -336,18 +344,22 @@ def answer_to(body, client):
     """Return a completion as response, or why the server refuses this request alone, as error.
 
     It raises what ends the run: an outage, or a refusal where the server does not answer a harmless
-    question with the same parameters, either. "Say yes." is what no model refuses.
+    question with the same parameters, either. "Say yes." is what no model refuses; one token of the
+    answer is enough.
     """
     import openai
 
-    call = functools.partial(client.post, "/chat/completions", cast_to=object)
+    call = functools.partial(client.post, "/chat/completions", cast_to=str)
     try:
-        return {"response": {"status_code": 200, "body": call(body=body)}}
+        return {"response": {"status_code": 200, "body": json.loads(call(body=body))}}
     except openai.APIStatusError as error:
-        if error.status_code in OUTAGES:
+        # Bad key, no credit, no model, rate limit
+        if error.status_code in (401, 402, 404, 429):
             raise
-        turns = [turn | {"content": "Say yes."} for turn in body["messages"]]
-        call(body=body | {"messages": turns})
+        probe = body | {"messages": [turn | {"content": "Say yes."} for turn in body["messages"]]}
+        if "max_tokens" in body:
+            probe["max_tokens"] = 1
+        call(body=probe)
         return {"error": {"message": scrubbed(f"{error} {error.body}")}}
 
 
@@ -370,16 +382,19 @@ def ask_endpoint(waiting, file, args):
             found = answer_to(request["body"], client)
             store(request, file, **found)
             are_refused.append("error" in found)
-            if len(are_refused) == FIRST_CALLS and all(are_refused):
-                raise openai.OpenAIError(f"{FIRST_CALLS} requests, all refused, such as {found}")
-        except (openai.OpenAIError, OSError) as error:  # OSError: a full disk
+            if sum(are_refused[:FIRST_CALLS]) == FIRST_CALLS:
+                raise ValueError(f"{FIRST_CALLS} requests, all refused, such as {found}")
+        except Exception as error:  # of the server, or of a full disk
             errors.append(scrubbed(error))
 
-    thread_map(answer, waiting, max_workers=args.concurrency, desc="ask")
+    thread_map(answer, waiting, max_workers=args.concurrency)
     if errors:
-        what = """check address, key, model and --timeout, leave out a parameter by --extra
-            '{"NAME": null}', then run again to go on"""
-        fail(args.base_url, f"{errors[0]}; {what}")
+        fail(
+            args.base_url,
+            f"""{errors[0]}; check address, key, model and --timeout, leave out a parameter by
+            --extra '{{"NAME": null}}', and run again to go on (--retry-errors asks again what was
+            refused)""",
+        )
 
 
 # ---------- Answers from a local model: --backend transformers
@@ -397,14 +412,13 @@ def load_local(name):
         options["gguf_file"] = files[0].name
     # Else transformers asks the hub to convert weights that are no safetensors.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    weights = {"dtype": "auto", "device_map": "auto", "use_safetensors": True}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
-        model = AutoModelForCausalLM.from_pretrained(name, **weights, **options)
-    except Exception as error:  # transformers raises errors of many types
-        fail(name, f"{error}; data/README.md, What loads, has more")
-    if not tokenizer.chat_template:
-        fail(name, "it has no chat template, which base models lack; take an instruct model")
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype="auto", device_map="auto", use_safetensors=True, **options
+    )
+    # Without files, transformers makes a tokenizer of a few tokens.
+    if not tokenizer.chat_template or len(tokenizer) < 200:
+        fail(name, "it lacks a chat template, as base models do, or the files of its tokenizer")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
 
@@ -416,8 +430,7 @@ def label_choices(labels, logits, tokenizer):
     """
     tokens = [tokenizer(label, add_special_tokens=False)["input_ids"][0] for label in labels]
     if len(set(tokens)) < len(tokens) or not logits.isfinite().all():
-        what = f"its logits are not finite, or two of {labels} begin with the same token"
-        fail("--model", f"{what}; take another model")
+        fail("--model", f"its logits are not finite, or two of {labels} begin with the same token")
     choices = []
     for row in logits.float().log_softmax(-1)[:, tokens].tolist():
         top = [{"token": label, "logprob": logprob} for label, logprob in zip(labels, row)]
@@ -437,18 +450,16 @@ def generate(bodies):
     parameters = bodies[0]
     labels = None
     with contextlib.suppress(LookupError):
-        form = parameters["response_format"]["json_schema"]["schema"]
-        labels = form["properties"]["label"]["enum"]
+        schema = parameters["response_format"]["json_schema"]["schema"]
+        labels = schema["properties"]["label"]["enum"]
     tokenizer, model = load_local(parameters["model"])
-    template_options = {"enable_thinking": False} | parameters.get("chat_template_kwargs", {})
     batch = tokenizer.apply_chat_template(
         [body["messages"] for body in bodies],
         add_generation_prompt=True,
         padding=True,
         return_tensors="pt",
-        return_dict=True,
         sanitize_control_tokens=True,  # <|im_end|> in an abstract is text, and ends no turn
-        **template_options,
+        **{"enable_thinking": False} | parameters.get("chat_template_kwargs", {}),
     )
     with torch.inference_mode():
         output = model.generate(
@@ -481,9 +492,9 @@ def ask_local(waiting, file, args):
         groups[str(request["body"] | {"messages": None})].append(request)
     batches = []
     for group in groups.values():
-        starts = range(0, len(group), args.batch_size)
-        batches += [group[start : start + args.batch_size] for start in starts]
-    for batch in tqdm(batches, "ask", unit=" batches"):
+        for start in range(0, len(group), args.batch_size):
+            batches.append(group[start : start + args.batch_size])
+    for batch in tqdm(batches, "ask"):
         choices = generate([request["body"] for request in batch])
         for request, choice in zip(batch, choices):
             store(request, file, {"status_code": 200, "body": {"choices": [choice]}})
@@ -492,33 +503,48 @@ def ask_local(waiting, file, args):
 # ---------- Ask
 def answer_requests(waiting, file, args):
     """Have replies to requests added to the file --replies, by --backend."""
+    if Path(args.replies).read_bytes()[-1:] > b"\n":  # as no whole line, and no empty file ends
+        file.write(b"\n")  # ends a line that a kill has torn
     if args.backend == "none":
         write_requests(waiting, args)
-    backends = {"openai": ask_endpoint, "transformers": ask_local}
-    backends[args.backend](waiting, file, args)
+    ask_model = ask_local if args.backend == "transformers" else ask_endpoint
+    ask_model(waiting, file, args)
 
 
 def read_requests(path, model):
     """Return the requests of a file; a body that names no model gets this one."""
-    requests = []
+    requests = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             try:
                 request = json.loads(line)
                 request["body"] = {"model": model} | request["body"]
-                if not (request["custom_id"] and request["body"]["messages"]):
+                if request["custom_id"] in requests or not request["body"]["messages"]:
                     raise ValueError
             except MALFORMED:
-                fail(f"{path}:{number}", "it needs a custom_id, and a body with messages")
-            requests.append(request)
-    return requests
+                fail(
+                    f"{path}:{number}", "it needs a custom_id that no other line has, and messages"
+                )
+            requests[request["custom_id"]] = request
+    return list(requests.values())
 
 
 def ask(args):
     """Answer requests (OpenAI Batch API) that have no reply yet."""
-    replies = replies_to(read_requests(args.file, args.model), args)
-    failed = sum(not reply.choices for reply in replies)  # refused, or cut
-    return {"made": [args.replies], "replies": len(replies), "failed": failed}
+    args = with_files(args)
+    with_replies({"inputs": [args.file]}, args)  # fails if --replies is this file
+    requests = read_requests(args.file, args.model)
+    failed = []
+    for request, reply in zip(requests, replies_to(requests, args)):
+        is_other = reply.record.get("request_sha256") not in (None, body_digest(request["body"]))
+        if is_other or not reply.choices:
+            failed.append(reply.record)
+    if failed:
+        tell = warn if len(failed) < len(requests) else fail
+        tell(
+            args.replies, f"{len(failed)} refused, cut, or to another body: {str(failed[0])[:500]}"
+        )
+    return {"made": [args.replies], "failed": len(failed)}
 
 
 # ---------- Command line
@@ -527,25 +553,26 @@ def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--run", default="{work}/{split}/rerank.tsv", help="rerank the candidates of this run")
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
-    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
     add("--out", default="{work}/{split}/llm.tsv", help="write the reranked run to this file")
     add("--limit", type=count, help="take only this many claims of the run (default: all)")
     add("--depth", type=count, default=20, help="rerank the first this many candidates per claim")
     add("--top-k", type=count, default=10, help="write this many abstracts per claim")
-    add("--alpha", type=share, default=ALPHA, help="""weight of the run's scores, 0 to 1; the
+    # Kiepura & Lam 2025, eq. 5, have 0.4.
+    add("--alpha", type=share, default=0.4, help="""weight of the run's scores, 0 to 1; the
         model's ranks have the rest (1: the order of the run, 0: that of the model)""")
     add = job.add_argument_group("prompts").add_argument
     add("--method", choices=FORMS, default="listwise",
         help="listwise: order the abstracts of a window; pointwise: order all by P(YES) of each")
-    add("--window", type=functools.partial(number, int, 2, 1000), default=WINDOW,
+    # Sun et al. 2023 (RankGPT), section 3.2
+    add("--window", type=count, default=20,
         help="show this many abstracts per prompt; windows overlap by half")
     add("--best", type=count_or_0, default=0,
         help="ask only for this many, the best of a window; 0 asks for the whole order")
-    add("--fewshot", nargs=1, default=[], metavar="FILE", help="""show the orders of these train
-        claims first, which recipes/tools/fewshot.py draws (default: none)""")
-    add("--prompt", nargs=1, default=[], metavar="FILE", help="""ask by this prompt with
-        {claim} and {abstracts}; it may use {n} (20), {wanted} (all 20) and {example}, which is
+    add("--fewshot", nargs=1, default=[], help="""show the orders of these train claims first, a
+        file that recipes/tools/fewshot.py draws (default: none)""")
+    add("--prompt", nargs=1, default=[], help="""ask by the prompt in this file with {claim} and
+        {abstracts}; it may use {n} (20), {wanted} (all 20) and {example}, which is
         [2] > [1] > [3]; # lines at its top are comments (default: the built-in prompt)""")
     add_requests(job)
     add_model(job, "none")
@@ -555,6 +582,7 @@ def add_ask(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("file", help="answer the requests of this file, as for the OpenAI Batch API")
     add("--replies", required=True, help="add the replies to this file")
+    job.set_defaults(out="", force=False)  # it has no other output
     add_model(job)
 # fmt: on
 
@@ -648,14 +676,15 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            fail(out, "an input, or not made by this job, which would replace it; rename one")
+            what = "not made by this script, which would replace it, or read by this call"
+            fail(out, f"{what}; give another name")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
         made = task | {"sha256": digest(out)}
         if not made.items() <= sidecar_of(out).items():
             return False
-    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
+    print("up to date:", *outs, "(--force makes it again)")
     return True
 
 
@@ -738,9 +767,7 @@ def run_job(args):
     """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except OSError as error:
-        fail(error.filename or args.job, error)
-    except (UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError) as error:
         fail(args.job, error)
 
 
@@ -815,7 +842,7 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object with an abstract_id of one line, in UTF-8"
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
@@ -879,6 +906,14 @@ def client_of(args):
 # --- language models (same in 04 and 05)
 # Questions are asked many at once. answers_to() returns the Reply to each, in which its answers, an
 # order or a label, are read. Requests and replies have the form of the OpenAI Batch API.
+#
+# The script provides answer_requests(waiting, file, args). It appends a line of Batch API output to
+# file, which is --replies, open and locked, for each of the requests that wait, whole and on disk
+# before the next is counted; or it ends the script. counts is a Counter of the whole job, which may
+# ask in several rounds, each with its own call of answers_to().
+#
+# Fields of args: those of add_requests(), add_model() and --out and --force, which with_files()
+# completes: call it first.
 # ----- Requests and replies
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
@@ -891,7 +926,7 @@ THOUGHTS = re.compile(
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
 # What JSON of another shape than the expected one may raise
-MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Arguments that change no output: it depends on the replies, whoever has given them.
 ASKING = ("base_url", "concurrency", "requests", "retry_errors", "timeout")
 
@@ -905,18 +940,17 @@ class Question(NamedTuple):
     read: object  # function that returns the answer in a text, None if it is not plain
 
 
-class Choice(NamedTuple):
-    """One text of a reply; --extra '{"n": 5}' asks for five."""
-
-    text: str  # without thoughts
-    logprobs: dict | None  # of its tokens, as an OpenAI-compatible server gives them
-
-
 class Reply(NamedTuple):
-    """What came back for a request."""
+    """What came back for a request.
 
-    choices: list  # of Choice, but for those that were cut; none if the request was refused
+    choices: its texts, without thoughts, with the logprobs of their tokens as a server gives them
+    (None without any). --extra '{"n": 5}' asks for five. Those that were cut are left out; there
+    are none if the request was refused.
+    """
+
+    choices: list  # of (text, logprobs)
     record: dict  # a line of Batch API output
+    is_cut: bool = False  # whether the limit of tokens has cut a choice
     answers: list = []  # what Question.read returns for the choices, without None
 
 
@@ -935,11 +969,16 @@ def messages_of(template, **values):
 
 def read_prompt(path, *names):
     """Return the text of a prompt file without the # lines at its top; {name}s have to be there."""
-    text = re.sub(r"\A(#.*\n)*", "", Path(path).read_text(encoding="utf-8-sig")).strip()
+    text = re.sub(r"\A(#.*\n)*", "", Path(path).read_text("utf-8-sig")).strip()
     for name in names:
         if f"{{{name}}}" not in text:
             fail(path, f"it needs {{{name}}}; lines with # at its top do not count")
     return text
+
+
+def body_digest(body):
+    """Return the sha256 of the body of a request."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def request_of(question, suffix, args):
@@ -965,9 +1004,12 @@ def request_of(question, suffix, args):
         form = {"name": name, "strict": True, "schema": whole}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
-    custom_id = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    url = "/v1/chat/completions"
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+    return {
+        "custom_id": body_digest(body),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
 
 
 def write_requests(waiting, args):
@@ -982,29 +1024,30 @@ def write_requests(waiting, args):
 def reply_of(record):
     """Return the Reply in a line of Batch API output, before its choices are read."""
     choices = []
+    is_cut = False
     with contextlib.suppress(*MALFORMED):
         for choice in record["response"]["body"]["choices"]:
             text = choice["message"].get("content") or ""
             if isinstance(text, list):  # of Mistral's models: parts, of which thoughts have no text
                 text = "".join(part.get("text", "") for part in text)
             text, thoughts = THOUGHTS.subn(" ", text)
-            # After thoughts, the logprobs of their tokens could be taken for those of the label.
-            logprobs = None if thoughts else choice.get("logprobs")
-            if not choice.get("error") and choice.get("finish_reason") != "length":
-                choices.append(Choice(text, logprobs))
-    return Reply(choices, record)
+            if choice.get("finish_reason") == "length":
+                is_cut = True
+            elif not choice.get("error"):
+                # After thoughts, logprobs of their tokens could be taken for those of the label.
+                choices.append((text, None if thoughts else choice.get("logprobs")))
+    return Reply(choices, record, is_cut)
 
 
 def read_replies(path):
     """Return {custom_id: Reply}; an error never replaces a completion."""
     replies = {}
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
-                record = json.loads(line.lstrip("\ufeff"))
-                reply = reply_of(record)
-                if reply.choices or record["custom_id"] not in replies:
-                    replies[record["custom_id"]] = reply
+    for line in Path(path).read_text("utf-8").split("\n"):
+        with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
+            record = json.loads(line.lstrip("\ufeff"))
+            reply = reply_of(record)
+            if reply.choices or record["custom_id"] not in replies:
+                replies[record["custom_id"]] = reply
     return replies
 
 
@@ -1020,7 +1063,6 @@ def lock(file):
 
 def replies_to(requests, args):
     """Return the Reply to each request; answer_requests() adds those that --replies lacks."""
-    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
     with open(args.replies, "ab") as file:
         lock(file)
         known = read_replies(args.replies)
@@ -1030,10 +1072,10 @@ def replies_to(requests, args):
             if not reply or (args.retry_errors and not reply.choices):
                 waiting[request["custom_id"]] = request
         if waiting:
-            tokens = len(json.dumps(waiting)) // 4
-            print(f"{len(waiting)} of {len(requests)} requests have no reply ({tokens:,} tokens)")
-            if Path(args.replies).read_bytes()[-1:] not in (b"", b"\n"):
-                file.write(b"\n")  # ends a line that a kill has torn
+            print(
+                f"{len(waiting)} of {len(requests)} requests have no reply"
+                f" ({len(str(waiting)) // 4:,} tokens)"
+            )
             answer_requests([*waiting.values()], file, args)
             known = read_replies(args.replies)
     return [known[request["custom_id"]] for request in requests]
@@ -1042,25 +1084,26 @@ def replies_to(requests, args):
 def answers_to(questions, counts, args):
     """Return the Reply to each question, with its answers; an unread one is asked once more.
 
-    counts: a Counter, to which the numbers of read, unread and failed replies are added. If none
-    is read, the job ends.
+    counts: a Counter, to which the numbers of read, unread and failed replies are added; of several
+    choices, some may be read and others cut, which counts as failed, too. If none is read, the job
+    ends.
     """
     replies = {}
     waiting = range(len(questions))
     for suffix in ("", RETRY_SUFFIX):
         requests = [request_of(questions[index], suffix, args) for index in waiting]
         for index, reply in zip(waiting, replies_to(requests, args)):
-            answers = [questions[index].read(choice.text) for choice in reply.choices]
+            answers = [questions[index].read(text) for text, _ in reply.choices]
             answers = [answer for answer in answers if answer is not None]
             replies[index] = reply._replace(answers=answers)
         waiting = [n for n, reply in replies.items() if reply.choices and not reply.answers]
-    failed = [reply.record for reply in replies.values() if not reply.choices]
-    read = len(replies) - len(waiting) - len(failed)
+    read = sum(bool(reply.answers) for reply in replies.values())
+    failed = [reply.record for reply in replies.values() if reply.is_cut or not reply.choices]
     counts.update(read=read, unread=len(waiting), failed=len(failed))
     if waiting or failed:
         tell = warn if counts["read"] else fail  # further replies would only cost
-        advice = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
-        tell(args.replies, f"{dict(counts)}; {advice} {str(failed[:1])[:500]}")
+        what = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
+        tell(args.replies, f"{dict(counts)}; {what} {str(failed[:1])[:500]}")
     return list(replies.values())
 
 
@@ -1108,40 +1151,46 @@ def label_in(text, labels):
 
     None if it is not, or if a line above is another label.
     """
-    known = {}
-    for label in labels:
-        known |= dict.fromkeys(SPELLINGS.get(label, label.lower()).split("|"), label)
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
-    lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
-    found = [None, *[known.get(line) for line in lines if line]]  # None: a line that is no label
-    return found[-1] if set(found) - {None} == {found[-1]} else None
+    last = None
+    found = set()
+    for line in lines:
+        words = re.sub(LABEL_PREFIX, "", words_of(line))
+        if words:
+            last = None  # if the line is no label
+            for label in labels:
+                if words in SPELLINGS.get(label, label.lower()).split("|"):
+                    last = label
+            found.add(last)
+    return last if found <= {last, None} else None
 
 
 def begun_by(token, labels):
-    """Return which labels have names that start with this token (labels,)."""
+    """Return the labels whose names start with this token."""
     word = words_of(token["token"])
-    return np.array([word and label.lower().startswith(word) for label in labels], bool)
+    return [label for label in labels if word and label.lower().startswith(word)]
 
 
 def label_probabilities(reply, labels):
     """Return {label: probability} of a reply, None if there are no answers.
 
-    Those of a single choice are those of the first token that begins its label. They are the shares
+    Those of a single choice are those of the first token that begins a label. They are the shares
     of the answers, if there are several choices, if another label is likelier there, or if a choice
     has more than four words, since reasons may begin with another label.
     """
     with contextlib.suppress(*MALFORMED):  # several choices, no logprobs, or null for -inf
-        [choice] = reply.choices
+        [(text, logprobs)] = reply.choices
         [answer] = reply.answers
-        if words_of(choice.text).count(" ") < 4:
-            tokens = choice.logprobs["content"]
-            first = [token for token in tokens if begun_by(token, [answer]).any()][0]
-            sums = np.zeros(len(labels))
+        if words_of(text).count(" ") < 4 and not reply.is_cut:
+            first = [token for token in logprobs["content"] if begun_by(token, labels)][0]
+            sums = dict.fromkeys(labels, 0.0)
             for candidate in first.get("top_logprobs") or [first]:
-                sums += begun_by(candidate, labels) * np.exp(candidate["logprob"])
-            if sums[labels.index(answer)] == sums.max() > 0:  # not so for NaN
-                return dict(zip(labels, sums / sums.sum()))
+                for label in begun_by(candidate, labels):
+                    sums[label] += np.exp(min(candidate["logprob"], 0))
+            total = sum(sums.values())
+            if sums[answer] == max(sums.values()) and total > 0:  # not so for NaN
+                return {label: value / total for label, value in sums.items()}
     return shares_of(reply.answers, labels)
 
 
@@ -1152,9 +1201,18 @@ def shares_of(votes, labels):
 
 # ----- Who answers
 def with_files(args):
-    """Return the arguments; the files of requests and replies lie beside --out."""
-    args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
-    args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
+    """Return the arguments, with those set whose defaults depend on others.
+
+    The files of requests and replies lie beside --out. A key alone does not choose the endpoint,
+    since calls cost money: the model must be named, too, and be no path.
+    """
+    is_named = os.getenv("OPENAI_API_KEY") and not Path(args.model).exists()
+    is_local = "//api.openai.com" in args.base_url and not is_named
+    args.backend = args.backend or ("transformers" if is_local else "openai")
+    args.force |= args.retry_errors  # outputs are made anew from the new replies
+    stem, _ = os.path.splitext(args.out)
+    args.requests = f"{stem}.requests.jsonl"
+    args.replies = args.replies or f"{stem}.replies.jsonl"
     return args
 
 
@@ -1169,15 +1227,16 @@ def add_requests(job):
         help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
         needs (05 with --prompt: 4096, in batches less): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
-    add("--extra", type=json.loads, default={}, help="""add these parameters to each request, as a
-        JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five
-        votes (default: {})""")
+    add("--extra", type=lambda text: dict(json.loads(text)), default={},
+        help="""add these parameters to each request, as a JSON object; null removes one;
+        {"n": 5, "temperature": 0.7} asks an endpoint for five votes (default: {})""")
 
 def add_model(job, *backends):
     add = job.add_argument_group("language model: who answers").add_argument
-    add("--backend", choices=("openai", "transformers", *backends), default="openai",
-        help="ask an endpoint or a local model; none: write the requests, and end with status 3")
-    add("--model", default=os.getenv("LLM_MODEL"), required=not os.getenv("LLM_MODEL"),
+    add("--backend", choices=("openai", "transformers", *backends), help="""ask an endpoint or a
+        local model; none: write the requests, and end with status 3 (default: openai with
+        --base-url, or with OPENAI_API_KEY and a --model that is no path; else transformers)""")
+    add("--model", default=os.getenv("LLM_MODEL") or "data/models/smollm2",
         help="ask this model: its name at the endpoint, or a folder or hub name (or LLM_MODEL)")
     add("--base-url", default=os.getenv("LLM_BASE_URL") or "https://api.openai.com/v1",
         help="ask this OpenAI-compatible endpoint, with the key OPENAI_API_KEY (or LLM_BASE_URL)")
