@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 import unicodedata
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -46,11 +47,6 @@ import numpy as np
 
 LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
     swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
-INDEX_ARGUMENTS = {  # what decides an index, beside --corpus, --fields and --separator
-    "bm25": ["analyser", "language", "bm25_method", "k1", "b", "delta"],
-    "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
-    "splade": ["splade_model", "activation", "max_length", "dtype"],
-}
 SHARD = 4096  # abstracts
 SAMPLE = ["Sea ice melts.", "Ice"]  # for plain_features(); two lengths, so that one is padded
 TENSORS = ("input_ids", "attention_mask", "token_type_ids")  # texts x tokens
@@ -132,9 +128,8 @@ def open_dense_encoder(model, args, dtype):
 def pool_chunks(encoder):
     """Let an encoder read long texts in overlapping windows, and pool the vectors of a text."""
     stride = min(OVERLAP, encoder.max_seq_length // 2)
-    settings = encoder[0].processing_kwargs
-    windows = {"return_overflowing_tokens": True, "stride": stride}
-    encoder[0].processing_kwargs = settings | {"text": settings.get("text", {}) | windows}
+    settings = encoder[0].processing_kwargs.setdefault("text", {})  # of the tokenizer
+    settings |= {"return_overflowing_tokens": True, "stride": stride}
     # Pooling without the prompt would leave out the first tokens of every window, but only the
     # first window of a text begins with the prompt.
     encoder.set_pooling_include_prompt(True)
@@ -168,15 +163,15 @@ def pool_logits(activation, features):
 
 # ---------- Vectors of shards
 # The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
-# encode() makes the same vectors in less time: a thread tokenises the next shards while one is
-# encoded, and batches are made from token ids. Others are left to the library.
+# encode_ahead() makes the same vectors in less time: a thread tokenises the next shard while one is
+# encoded, and batches are made from token ids.
 def token_ids(encoder, texts):
-    """Return the token ids of texts, each with the prompt of documents: [int32 tensor]."""
+    """Return the token ids of texts, each with the prompt of documents: [int64 tensor]."""
     import torch
 
     texts = [encoder.prompts["document"] + text for text in texts]
     coded = encoder.tokenizer.backend_tokenizer.encode_batch_fast(texts)
-    return [torch.tensor(text.ids, dtype=torch.int32) for text in coded]
+    return [torch.tensor(text.ids, dtype=torch.long) for text in coded]
 
 
 def batches_of(lengths, batch_size):
@@ -198,21 +193,18 @@ def batches_of(lengths, batch_size):
 def features_of(ids, encoder, template):
     """Pad token ids to the features that encoder.preprocess() makes of their texts.
 
-    ids: [int32 tensor], one for each text. template: features that the library has made of other
+    ids: [int64 tensor], one for each text. template: features that the library has made of other
     texts; all but their TENSORS is taken over.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    side = encoder.tokenizer.padding_side
-    pad = functools.partial(pad_sequence, batch_first=True, padding_side=side)
-    padded = pad(ids, padding_value=encoder.tokenizer.pad_token_id)
+    tokenizer = encoder.tokenizer
+    pad = functools.partial(pad_sequence, batch_first=True, padding_side=tokenizer.padding_side)
+    padded = pad(ids, padding_value=tokenizer.pad_token_id)
     is_token = pad([torch.ones_like(row) for row in ids])
     # In the order of TENSORS; token_type_ids are 0 for single texts.
-    arrays = torch.stack([padded, is_token, torch.zeros_like(padded)])
-    if encoder.device.type == "cuda":
-        arrays = arrays.pin_memory()  # the GPU can copy pinned memory while it computes
-    tensors = arrays.to(encoder.device, non_blocking=arrays.is_pinned()).long()
+    tensors = torch.stack([padded, is_token, torch.zeros_like(padded)]).to(encoder.device)
     return template | {name: made for name, made in zip(TENSORS, tensors) if name in template}
 
 
@@ -231,9 +223,7 @@ def plain_features(encoder):
     made = features_of(token_ids(encoder, SAMPLE), encoder, template)
     others = template.keys() - TENSORS
     is_same = [made[name].tolist() == template[name].tolist() for name in template.keys() - others]
-    if all(is_same) and others <= {"modality", "prompt_length"}:
-        return template
-    return None
+    return template if all(is_same) and others <= {"modality", "prompt_length"} else None
 
 
 def encode(batch_size, ids, encoder, template):
@@ -252,30 +242,22 @@ def encode(batch_size, ids, encoder, template):
         found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
     # The batches have another order than the texts; argsort gives the place of each text in them.
     place_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))
-    return torch.cat(found).float().cpu().index_select(0, place_of_text)
+    return torch.cat(found).cpu().index_select(0, place_of_text)
 
 
-def encode_all(shards, encoder, batch_size, devices):
-    """Yield the vectors that encode_document() makes of each shard, on one device or several."""
+def encode_ahead(shards, encoder, template, batch_size):
+    """Yield the vectors of each shard; batches become smaller while they do not fit into memory."""
     from accelerate.utils import find_executable_batch_size
 
-    pool = None
-    if len(devices or ()) > 1:
-        pool = encoder.start_multi_process_pool(devices)
-    template = plain_features(encoder)
-    if template and not pool:
-        encoder.eval()
-        # Batches become smaller while they do not fit into memory.
-        encode_fitting = find_executable_batch_size(encode, starting_batch_size=batch_size)
-        with ThreadPoolExecutor(1) as thread:
-            for ids in thread.map(functools.partial(token_ids, encoder), shards):
-                yield encode_fitting(ids, encoder, template)
-        return
-    options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
-    for shard in shards:
-        yield encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
-    if pool:
-        encoder.stop_multi_process_pool(pool)
+    encoder.eval()
+    encode_fitting = find_executable_batch_size(encode, starting_batch_size=batch_size)
+    ids = None
+    with ThreadPoolExecutor(1) as thread:
+        for shard in [*shards, []]:
+            next_ids = thread.submit(token_ids, encoder, shard)
+            if ids:
+                yield encode_fitting(ids.result(), encoder, template)
+            ids = next_ids
 
 
 def save_shard(path, vectors):
@@ -287,8 +269,7 @@ def save_shard(path, vectors):
         np.savez(path, normalize(vectors).half().numpy())
         return
     vectors = vectors.coalesce()
-    indices = vectors.indices().numpy()
-    matrix = sparse.coo_array((vectors.values().numpy(), indices), vectors.shape)
+    matrix = sparse.coo_array((vectors.values(), vectors.indices()), vectors.shape)
     sparse.save_npz(path, matrix, compressed=False)
 
 
@@ -297,14 +278,30 @@ def encode_shards(encoder, texts, batch_size, args, parts):
     shards = {}
     for start in range(0, len(texts), SHARD):
         shards[parts / f"{start}.npz"] = texts[start : start + SHARD]
-    missing = {path: shard for path, shard in shards.items() if not path.exists()}
-    encoded = encode_all(missing.values(), encoder, batch_size, args.device)
+    # A shard that is cut short is no zip file, as .npz files are; it is made again.
+    missing = {path: shard for path, shard in shards.items() if not zipfile.is_zipfile(path)}
+    pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
+    template = plain_features(encoder)
+    if template and not pool:
+        encoded = encode_ahead(missing.values(), encoder, template, batch_size)
+    else:
+        encode_document = functools.partial(
+            encoder.encode_document,
+            batch_size=batch_size,
+            show_progress_bar=True,
+            convert_to_tensor=True,
+            pool=pool,
+        )
+        encoded = map(encode_document, missing.values())
     for vectors, path in zip(encoded, missing):
+        vectors = vectors.float().cpu()
         if not vectors.sum().isfinite():
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
-        new = path.with_name(f"new{os.getpid()}.npz")  # renamed, as a call may be killed meanwhile
+        new = parts / "new.npz"  # renamed, as a call may be killed meanwhile
         save_shard(new, vectors)
         new.rename(path)
+    if pool:
+        encoder.stop_multi_process_pool(pool)
     return list(shards)
 
 
@@ -326,9 +323,9 @@ def index_splade(texts, folder, args):
     from sentence_transformers import SparseEncoder
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype)
-    pooling = vars(encoder[-1])
+    by_maximum = {"pooling_strategy": "max", "activation_function": "relu"}
     # Any other pooling, such as a sum over tokens, stays as it is.
-    if (pooling.get("pooling_strategy"), pooling.get("activation_function")) == ("max", "relu"):
+    if by_maximum.items() <= vars(encoder[-1]).items():
         encoder[-1].forward = functools.partial(pool_logits, args.activation)
     elif args.activation == "relu":
         fail("--activation", "the model does not pool by maximum and log(1 + ReLU); leave it out")
@@ -341,22 +338,34 @@ def index_splade(texts, folder, args):
 
 
 # ---------- Index
+# For each kind of index: the function that makes it, and the arguments that decide it, beside the
+# corpus, --fields and --separator.
+INDEXES = {
+    "bm25": (index_bm25, ["analyser", "language", "bm25_method", "k1", "b", "delta"]),
+    "dense": (
+        index_dense,
+        ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
+    ),
+    "splade": (index_splade, ["splade_model", "activation", "max_length", "dtype"]),
+}
+
+
 def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
-    build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
-    made = []
-    texts = {}  # read once, and only if an index has to be made
+    tasks = {}
     for kind in args.indexes:
-        out = f"{args.out}/{kind}"
-        names = ["corpus", "fields", "separator", *INDEX_ARGUMENTS[kind]]
-        arguments = {name: vars(args)[name] for name in names}  # no other one changes this index
+        _, deciding = INDEXES[kind]
+        arguments = {name: vars(args)[name] for name in ("fields", "separator", *deciding)}
         model = arguments.get(f"{kind}_model")  # None for BM25
         models = [model] if model else []
         task = task_of(argparse.Namespace(**arguments), args.corpus, models=models)
-        if up_to_date(args, task, out):
-            continue
-        texts = texts or read_abstracts(args.corpus, args.fields, args.separator)
-        meta = arguments | {
+        if not up_to_date(args, task, f"{args.out}/{kind}", is_folder=True):
+            tasks[kind] = (task, model)
+    texts = read_abstracts(args.corpus, args.fields, args.separator) if tasks else {}
+    for kind, (task, model) in tasks.items():
+        build, _ = INDEXES[kind]
+        out = f"{args.out}/{kind}"
+        meta = task["arguments"] | {
             "kind": kind,
             "corpus": task["inputs"][args.corpus],
             "abstracts": len(texts),
@@ -366,14 +375,13 @@ def index(args):
         with parts_of(out, task) as parts:
             folder = parts / "index"
             folder.mkdir(exist_ok=True)
-            meta |= build[kind](list(texts.values()), folder, args)
+            meta |= build(list(texts.values()), folder, args)
             (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
             (folder / "meta.json").write_text(json.dumps(meta, indent=1))
             with written(out, task) as new:
                 folder.rename(new)
         print(f"{out}: {len(texts)} abstracts")
-        made.append(out)
-    return {"made": made}
+    return {"made": [f"{args.out}/{kind}" for kind in tasks]}
 
 
 # ---------- Graph
@@ -395,7 +403,7 @@ def nearest(vectors, k):
 def graph(args):
     """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
     task = task_of(args, args.index)
-    if up_to_date(args, task, args.out):
+    if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     import torch
 
@@ -410,9 +418,8 @@ def graph(args):
 
 # ---------- Command line
 # fmt: off
-def add_abstracts(job):
+def add_abstracts(add):
     """Add the flags of texts, which recipes/train/encoder.py has, too."""
-    add = job.add_argument_group("texts").add_argument
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract",
         help="make the text of an abstract from these fields")
@@ -431,9 +438,9 @@ def add_abstracts(job):
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--out", default="{work}/index", help="write the indexes to this folder")
-    add("--indexes", nargs="+", choices=INDEX_ARGUMENTS, default=list(INDEX_ARGUMENTS),
+    add("--indexes", nargs="+", choices=INDEXES, default=list(INDEXES),
         help="make only these indexes (default: all three)")
-    add_abstracts(job)
+    add_abstracts(job.add_argument_group("texts").add_argument)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
         stopwords, no single characters; unstemmed: the same without stems; plain: split at white
@@ -477,6 +484,8 @@ def add_graph(job):
 
 
 def main():
+    if sys.argv[1:2] == ["train"]:
+        fail("train", "is a program of its own: python recipes/train/encoder.py")
     run_job(command_line({index: add_index, graph: add_graph}))
 
 
@@ -565,14 +574,15 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            fail(out, "an input, or not made by this job, which would replace it; rename one")
+            what = "not made by this script, which would replace it, or read by this call"
+            fail(out, f"{what}; give another name")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
         made = task | {"sha256": digest(out)}
         if not made.items() <= sidecar_of(out).items():
             return False
-    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
+    print("up to date:", *outs, "(--force makes it again)")
     return True
 
 
@@ -655,9 +665,7 @@ def run_job(args):
     """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except OSError as error:
-        fail(error.filename or args.job, error)
-    except (UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError) as error:
         fail(args.job, error)
 
 
@@ -732,7 +740,7 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object with an abstract_id of one line, in UTF-8"
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")

@@ -68,9 +68,8 @@ def encode_claims(meta, claims, args):
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
     prompt = meta.get("query_prompt")  # None: the one in the model's own files
-    return encoder.encode_query(
-        claims, prompt=prompt, convert_to_tensor=True, show_progress_bar=True
-    )
+    options = {"prompt": prompt, "convert_to_tensor": True, "show_progress_bar": True}
+    return encoder.encode_query(claims, **options)
 
 
 def search_splade(folder, meta, claims, args):
@@ -111,10 +110,16 @@ SEARCH = {
 
 
 def best_rows(scores, lowest, k):
-    """Return the k best rows with a score above lowest; ties keep the order of the rows."""
-    rows = np.flatnonzero(scores > lowest)
-    if len(rows) > k:  # only these are sorted, which takes a tenth of the time
-        rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
+    """Return the k best rows with a score above lowest; ties keep the order of the rows.
+
+    The k-th best score is at least the k-th best maximum of blocks. Sorting only the scores that
+    reach this bound takes a fifth of the time.
+    """
+    k = min(k, len(scores))
+    length = max(1, len(scores) // (4 * k))  # of a block
+    maxima = np.maximum.reduceat(scores, np.arange(0, len(scores), length))
+    bound = np.partition(maxima, -k)[-k]
+    rows = np.flatnonzero((scores >= bound) & (scores > lowest))
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 
@@ -122,12 +127,14 @@ def best_rows(scores, lowest, k):
 def search(kind, claims, inputs, args):
     """Return a table of PAIR and score: each claim's best abstracts in an index, best first.
 
-    claims: {claim_id: claim}; inputs: {path: sha256}, with the corpus.
+    claims: {claim_id: claim}; inputs: {path: sha256} of the indexes and the corpus.
     """
     import pandas as pd
 
     folder = Path(args.index, kind)
     scores_of, lowest = SEARCH[kind]
+    if sidecar_of(folder).get("sha256") != inputs[str(folder)]:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     meta = json.loads((folder / "meta.json").read_bytes())
     if meta["corpus"] != inputs[args.corpus]:
         fail(folder, "the corpus has changed since then; make the index again by 01_index.py")
@@ -166,23 +173,20 @@ def write_run(run, path, task, top_k, claim_count):
 def retrieve(args):
     """Write a run for each index, and their reciprocal rank fusion."""
     kinds = args.retrievers or [kind for kind in SEARCH if Path(args.index, kind).is_dir()]
-    if not kinds:
-        fail(args.index, "no index; make one by 01_index.py")
     outs = [f"{args.out}/{kind}.tsv" for kind in kinds]
     if len(kinds) > 1:
         outs.append(f"{args.out}/hybrid.tsv")
-    inputs = [args.claims, args.corpus]
-    inputs += [f"{args.index}/{kind}" for kind in kinds]
+    inputs = [args.claims, args.corpus, *[Path(args.index, kind) for kind in kinds]]
     if args.restrict:
         inputs.append(args.restrict)
     task = task_of(args, *inputs)
+    if not kinds:
+        fail(args.index, "no index; make one by 01_index.py")
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_claims(args.claims)
-    runs = []
-    for kind, out in zip(kinds, outs):
-        run = search(kind, claims, task["inputs"], args)
-        runs.append(write_run(run, out, task, args.top_k, len(claims)))
+    runs = [search(kind, claims, task["inputs"], args) for kind in kinds]
+    runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
     if len(runs) > 1:
         abstract_ids = json.loads(Path(args.index, kinds[0], "abstract_ids.json").read_bytes())
         fused = fuse_runs(runs, Fusion("rrf", args.rrf_k, [1] * len(runs)), abstract_ids)
@@ -285,60 +289,39 @@ def names_of(runs, args):
     return [Path(path).name if path.startswith("..") else path for path in paths]
 
 
-def read_fusion(args):
-    """Return what --fusion says: (column, {group of claims: Fusion}).
+def warn_of_splits(args):
+    """Warn of runs that were made for another split than this call is for."""
+    for path in args.runs:
+        split = sidecar_of(path).get("arguments", {}).get("split", args.split)
+        if split != args.split:
+            warn(path, f"it was made for the split {split}, this call is for {args.split}: --split")
 
-    If it was fitted without --by, the column is None, and so is the only group.
-    """
+
+def read_fusion(args):
+    """Return the Fusion in --fusion, a file of recipes/train/fit_fusion.py."""
     try:
-        fitted = json.loads(Path(args.fusion).read_bytes())
-        names = fitted["runs"]
-        fusions = {}
-        for group, found in fitted.get("groups", {None: fitted}).items():
-            fusions[group] = Fusion(found["method"], found["rrf_k"], found["weights"])
-    except (ValueError, LookupError, TypeError, AttributeError):
-        fail(args.fusion, "no fusion; make one by recipes/train/fit_fusion.py")
+        found = json.loads(Path(args.fusion).read_bytes())
+        names = found["runs"]
+        weights = list(map(amount, found["weights"]))
+        fusion = Fusion(found["method"], amount(found["rrf_k"]), weights)
+        if fusion.method not in METHODS:
+            raise ValueError
+    except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
+        fail(args.fusion, "no fusion of runs; make one by recipes/train/fit_fusion.py")
     if names != names_of(args.runs, args):
         fail(args.fusion, f"it is for {', '.join(names)}; name these runs, in this order")
-    return fitted.get("by"), fusions
-
-
-def group_of_claims(path, column):
-    """Return {claim_id: group}, such as its language, from a column of a claims file."""
-    claims = read_table(path, ["claim_id", column])
-    return dict(zip(claims["claim_id"], claims[column]))
-
-
-def fuse_groups(runs, fusions, group_of, abstract_ids):
-    """Return a table as fuse_runs() does, in which each group of claims has its own fusion.
-
-    group_of: {claim_id: its group}; other claims have the group None.
-    """
-    import pandas as pd
-
-    tables = []
-    for group, fusion in fusions.items():
-        of_group = []
-        for run in runs:
-            is_in_group = [group_of.get(claim_id) == group for claim_id in run["claim_id"]]
-            of_group.append(run[is_in_group])
-        tables.append(fuse_runs(of_group, fusion, abstract_ids))
-    return pd.concat(tables, ignore_index=True)
+    return fusion
 
 
 def fuse(args):
     """Fuse run files into one run."""
-    weights = args.weights or [1] * len(args.runs)
-    if len(weights) != len(args.runs):
-        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
-    column = None
-    fusions = {None: Fusion(args.method, args.rrf_k, weights)}
     inputs = list(args.runs)
+    fusion = Fusion(args.method, args.rrf_k, args.weights or [1] * len(args.runs))
     if args.fusion:
-        column, fusions = read_fusion(args)
         inputs.append(args.fusion)
-    if column:
-        inputs.append(args.claims)
+        fusion = read_fusion(args)
+    if len(fusion.weights) != len(args.runs):
+        fail("--weights", f"{len(fusion.weights)} for {len(args.runs)} runs; give one for each")
     corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
     has_corpus = Path(corpus).exists()
     if has_corpus:
@@ -346,14 +329,13 @@ def fuse(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
+    warn_of_splits(args)
     runs = [read_table(path, RUN) for path in args.runs]
-    if args.method != "union":  # which may join runs of different claims, such as of two languages
+    if fusion.method != "union":  # which may join runs of different claims, as of two languages
         check_claims(dict(zip(args.runs, runs)))
-    group_of = group_of_claims(args.claims, column) if column else {}
     abstract_ids = list(read_corpus(corpus)) if has_corpus else []
-    fused = fuse_groups(runs, fusions, group_of, abstract_ids)
-    claim_ids = {claim_id for run in runs for claim_id in run["claim_id"]}
-    write_run(fused, args.out, task, args.top_k, len(claim_ids))
+    fused = fuse_runs(runs, fusion, abstract_ids)
+    write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
 
@@ -388,8 +370,6 @@ def add_fuse(job):
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
     add("--fusion", help="""take --method, --weights and --rrf-k from this file of
         recipes/train/fit_fusion.py; name the same runs in the same order""")
-    add("--claims", default="{data}/claims.{split}.tsv",
-        help="read the column of --by in this file, if --fusion was fitted with one")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
         help=f"""sum these points over the runs; union takes the maximum instead, and can join runs
@@ -403,6 +383,9 @@ def add_fuse(job):
 
 
 def main():
+    if sys.argv[1:2] in (["mine"], ["fit"]):
+        programs = "python recipes/train/mine.py, python recipes/train/fit_fusion.py"
+        fail(sys.argv[1], f"is a program of its own: {programs}")
     run_job(command_line({retrieve: add_retrieve, fuse: add_fuse}))
 
 
@@ -491,14 +474,15 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            fail(out, "an input, or not made by this job, which would replace it; rename one")
+            what = "not made by this script, which would replace it, or read by this call"
+            fail(out, f"{what}; give another name")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
         made = task | {"sha256": digest(out)}
         if not made.items() <= sidecar_of(out).items():
             return False
-    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
+    print("up to date:", *outs, "(--force makes it again)")
     return True
 
 
@@ -581,9 +565,7 @@ def run_job(args):
     """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except OSError as error:
-        fail(error.filename or args.job, error)
-    except (UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError) as error:
         fail(args.job, error)
 
 
@@ -658,7 +640,7 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object with an abstract_id of one line, in UTF-8"
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
