@@ -11,7 +11,7 @@ Rerank the candidates of a run with a cross-encoder or another reranker.
 
 Reads   a run, claims, corpus, and with --graph a neighbour graph
 Writes  rerank.tsv; OUT.parts/: finished scores, from which the same call resumes
-Prints  how many candidates of the run were left out; the last line is JSON
+Prints  one line of JSON: pairs, truncated pairs, rows, candidates of the run that are left out
 
 recipes/train/reranker.py trains a cross-encoder. Functions that several scripts share stand at the
 end, in marked blocks.
@@ -40,12 +40,13 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
-DOCUMENTS = 32  # in a call of a rerank endpoint: TEI's default limit
-PART = 4096  # pairs whose vectors of tokens are in memory at once
-# Jinja: the content of the first message with a role. Braces are doubled, as format() halves them.
-CONTENT = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
-PROMPT, QUERY, DOCUMENT = [CONTENT.format(role) for role in ("system", "query", "document")]
-# Jinja drops the line break that ends a template, so the last ones stand in an expression.
+# Jinja: the content of the first message with a role
+CONTENT = '{{ messages | selectattr("role", "eq", "ROLE") | map(attribute="content") | first }}'
+PROMPT, QUERY, DOCUMENT = [
+    CONTENT.replace("ROLE", role) for role in ("system", "query", "document")
+]
+# Jinja drops the line break that ends a template, so the last ones stand in an expression, whose
+# braces are doubled in an f-string.
 QWEN3 = f"""<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
 Note that the answer can only be "yes" or "no".<|im_end|>
@@ -119,24 +120,23 @@ def causal_reranker(name, **options):
 
     for part, (template, prompt, true, false) in CAUSAL.items():
         if part in name.lower():
-            options["processor_kwargs"] = {"chat_template": template}
             options |= {"prompts": {"own": prompt}, "default_prompt_name": "own"}
-            model = CrossEncoder(name, **options)
+            model = CrossEncoder(name, processor_kwargs={"chat_template": template}, **options)
             token_ids = model.tokenizer.get_vocab()
             model[1].true_token_id = token_ids[true]
             model[1].false_token_id = token_ids.get(false)
             return model
-    return None
 
 
 def kind_of(name):
-    """Return what a model's files say of its classes, one text."""
+    """Return what a model's files say of its classes and of its similarity, one text."""
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
 
-    architectures = AutoConfig.from_pretrained(name, trust_remote_code=False).architectures
-    settings = load_file_path(name, "config_sentence_transformers.json")
-    return f"{architectures} {Path(settings).read_text() if settings else ''}"
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    path = load_file_path(name, "config_sentence_transformers.json")
+    own = json.loads(Path(path).read_bytes()) if path else {}
+    return f"{config.architectures} {own.get('model_type')} {own.get('similarity_fn_name')}"
 
 
 def load_reranker(name, **options):
@@ -147,15 +147,14 @@ def load_reranker(name, **options):
     kind = kind_of(name)
     if re.search("MultiVectorEncoder|ColBERT|MaxSim", kind):
         return MultiVectorEncoder(name, **options)
-    if "ConditionalGeneration" in kind:
-        model = mono_t5(name, **options)
-    elif re.search("Classification|CrossEncoder", kind):
+    if re.search("Classification|CrossEncoder", kind):
         model = CrossEncoder(name, **options)
+    elif "ConditionalGeneration" in kind:
+        model = mono_t5(name, **options)
     else:
         model = causal_reranker(name, **options)
     if not model:
-        what = "nothing in its files says how it scores a pair (a head, or a CrossEncoder's config)"
-        fail(name, f"{what}; train it: recipes/train/reranker.py")
+        fail(name, "its files do not say how it scores a pair; train it: recipes/train/reranker.py")
     if not model.keep_in_fp32_modules:
         # Half precision gives equal scores to different abstracts, so the last layer stays in fp32.
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
@@ -168,7 +167,7 @@ def open_reranker(args, load=load_reranker):
     model = open_model(load, args.model, args, args.dtype)
     check_fields(model, args.model, args)
     if model.model_type == "MultiVectorEncoder":
-        if args.prompt is not None:
+        if args.prompt:
             fail("--prompt", "a model of late interaction has its own; leave it out")
         own = model[0].document_length or model.max_seq_length or args.max_length
         model[0].document_length = min(own, args.max_length)
@@ -184,28 +183,21 @@ def open_reranker(args, load=load_reranker):
 
 
 # ---------- Scores of pairs (claim, abstract)
-# Each function returns scores (pairs, 1), and which pairs are truncated; path keeps the scores.
-def max_sims(model, pairs, path, **options):
-    """Score by MaxSim, a model of late interaction (Khattab and Zaharia 2020).
+def max_sims(model, pairs, **options):
+    """Return MaxSim of pairs (pairs, 1), and which abstracts are truncated.
 
-    MaxSim is the sum over the tokens of a claim of the highest cosine with a token of the abstract.
+    MaxSim is the sum over the tokens of a claim of the highest cosine with a token of the abstract
+    (late interaction, Khattab and Zaharia 2020).
     """
-    from tqdm.auto import tqdm
-
-    scores = open_scores(path, (len(pairs), 1))
+    claims, abstracts = zip(*pairs)
     prompt = model.prompts["document"] or ""
-    is_truncated = []
-    for start in tqdm(range(0, len(pairs), PART), "parts"):
-        claims, abstracts = zip(*pairs[start : start + PART])
-        coded = model.tokenizer([prompt + abstract for abstract in abstracts], verbose=False)
-        is_truncated += [len(ids) > model[0].document_length for ids in coded["input_ids"]]
-        if np.isnan(scores[start : start + PART]).any():
-            found = model.similarity_pairwise(
-                encoded_once(model.encode_query, claims, **options),
-                encoded_once(model.encode_document, abstracts, **options),
-            )
-            scores[start : start + PART, 0] = found.cpu()
-    return scores, is_truncated
+    coded = model.tokenizer([prompt + abstract for abstract in abstracts], verbose=False)
+    is_truncated = [len(ids) > model[0].document_length for ids in coded["input_ids"]]
+    scores = model.similarity_pairwise(
+        encoded_once(model.encode_query, claims, **options),
+        encoded_once(model.encode_document, abstracts, **options),
+    )
+    return scores.cpu().reshape(-1, 1), is_truncated
 
 
 def encoded_once(encode, texts, **options):
@@ -215,52 +207,58 @@ def encoded_once(encode, texts, **options):
     return [vectors[text] for text in texts]
 
 
-def ask_reranker(client, claim, documents, args):
-    """Return the scores of documents for a claim by the rerank endpoint --base-url."""
+def ask_reranker(call, claim, documents, args):
+    """Return the scores of documents for a claim; call(body=...) asks the rerank endpoint."""
     import openai
 
-    body = {"model": args.model, "query": claim, "top_n": len(documents), **args.extra}
-    call = functools.partial(client.post, "/rerank", cast_to=object)
+    body = {"model": args.model, "query": claim, "top_n": len(documents)}
     try:
-        reply = call(body=body | {"documents": documents})
+        reply = call(body=body | {"documents": documents} | args.extra)
     except openai.UnprocessableEntityError:
-        reply = call(body=body | {"texts": documents})  # as TEI calls them
+        reply = call(body=body | {"texts": documents} | args.extra)  # as TEI calls them
     scores = {}
-    for result in reply if isinstance(reply, list) else reply["results"]:  # TEI sends a list
+    results = reply if isinstance(reply, list) else reply["results"]  # TEI sends a list
+    for result in results:
         scores[result["index"]] = result.get("relevance_score", result.get("score"))
-    return [scores[index] for index in range(len(documents))]
+    found = [scores[index] for index in range(len(documents))]
+    if not np.isfinite(found).all():
+        raise ValueError("a score is no finite number")
+    return found
 
 
-def endpoint_scores(args, pairs, path):
+def endpoint_scores(args, table, texts, path):
     """Score by the rerank endpoint; a reply is stored when it comes, so none is paid for twice."""
     from tqdm.contrib.concurrent import thread_map
 
-    client = client_of(args)
-    scores = open_scores(path, (len(pairs), 1))
-    waiting = {}  # {claim: the numbers of its pairs without a score}
-    for number in np.flatnonzero(np.isnan(scores)):
-        waiting.setdefault(pairs[number][0], []).append(number)
-    size = args.batch_size or DOCUMENTS
-    calls = []
-    for claim, numbers in waiting.items():
-        calls += [(claim, numbers[at : at + size]) for at in range(0, len(numbers), size)]
+    call = functools.partial(client_of(args).post, "/rerank", cast_to=object)
+    stored = open_outputs(path, len(table))
+    size = args.batch_size or 32  # TEI's default limit of documents per call
+    calls = []  # numbers of the pairs of each
+    for numbers in table.groupby("claim_id", sort=False).indices.values():
+        waiting = numbers[stored[numbers, -1] == 0]
+        calls += [waiting[start : start + size] for start in range(0, len(waiting), size)]
+    errors = []
 
-    def answer(call):
-        claim, numbers = call
-        documents = [pairs[number][1] for number in numbers]
-        scores[numbers, 0] = ask_reranker(client, claim, documents, args)
+    def answer(numbers):
+        if errors:  # further calls would fail, too
+            return
+        claims, documents = zip(*paired_texts(table.iloc[numbers], texts))
+        try:
+            found = ask_reranker(call, claims[0], documents, args)
+            stored[numbers] = [(score, 1) for score in found]
+        except Exception as error:  # of the client, or of a reply in another form
+            errors.append(f"{type(error).__name__}: {error}")
 
-    try:
-        thread_map(answer, calls, max_workers=args.concurrency, desc="ask")
-    except Exception as error:  # of the client, or of a reply in another form
-        fail(args.base_url, scrubbed(f"{type(error).__name__}: {error}; run again to go on"))
-    return scores, False
+    thread_map(answer, calls, max_workers=args.concurrency)
+    if errors:
+        fail(args.base_url, scrubbed(f"{errors[0]}; run again to go on"))
+    return stored, False
 
 
 def open_scorer(args):
-    """Return the function that scores pairs by --model, as those above."""
+    """Return the function (table of pairs, texts, path) that scores by --model."""
     if args.base_url:
-        if args.prompt is not None:
+        if args.prompt:
             fail("--prompt", "a rerank endpoint has its own; leave it out, or see --extra")
         return functools.partial(endpoint_scores, args)
     model = open_reranker(args)
@@ -268,13 +266,14 @@ def open_scorer(args):
     if len(args.device or []) > 1:
         pool = model.start_multi_process_pool(args.device)
     if model.model_type == "MultiVectorEncoder":
-        return functools.partial(max_sims, model, pool=pool, batch_size=batch_size_of(args))
-    return functools.partial(outputs_of, model, pool=pool)
+        compute = functools.partial(max_sims, model, pool=pool, batch_size=batch_size_of(args))
+        return functools.partial(stored_outputs, compute, size=20 * GROUP)
+    return functools.partial(stored_outputs, functools.partial(outputs_of, model, pool=pool))
 
 
 def scored(scorer, texts, table, path):
     """Return a table of pairs with the columns score and is_truncated; texts: as paired_texts()."""
-    scores, is_truncated = scorer(paired_texts(table, texts), path=path)
+    scores, is_truncated = scorer(table, texts, path)
     return table.assign(score=scores[:, 0], is_truncated=is_truncated)
 
 
@@ -301,12 +300,11 @@ def with_neighbours(table, graph, score, parts, args):
         for claim_id, rows in table.groupby("claim_id", sort=False):
             for abstract_id in rows.nlargest(args.beam, "score")["abstract_id"]:
                 found += [(claim_id, neighbour) for neighbour in graph[abstract_id]]
-        seen = set(zip(table["claim_id"], table["abstract_id"]))
-        new = [pair for pair in dict.fromkeys(found) if pair not in seen]
-        if not new:
+        both = pd.concat([table, pd.DataFrame(found, columns=PAIR)])
+        new = both.drop_duplicates(PAIR)[len(table) :]
+        if new.empty:
             break
-        pairs = pd.DataFrame(new, columns=PAIR)
-        neighbours = score(pairs, parts / f"neighbours-{number}.npy")
+        neighbours = score(new[PAIR], parts / f"neighbours-{number}.npy")
         table = pd.concat([table, neighbours], ignore_index=True)
     return table
 
@@ -328,17 +326,16 @@ def blend_first_stage(table, weight):
     return (1 - weight) * z["score"] + weight * z["first_stage"]
 
 
-def with_rest(table, rest, top_k):
-    """Append the first top_k candidates beyond --depth in their order.
+def with_rest(table, rest, depth):
+    """Append the candidates beyond --depth in their order.
 
     Their scores are the claim's lowest score - 1, - 2, ...
     """
     import pandas as pd
 
     lowest = table.groupby("claim_id")["score"].min()
-    steps = 1 + rest.groupby("claim_id").cumcount()
-    scores = rest["claim_id"].map(lowest).astype(float) - steps
-    both = pd.concat([table, rest.assign(score=scores)[steps <= top_k]])
+    scores = rest["claim_id"].map(lowest).astype(float) - (rest["rank"] - depth)
+    both = pd.concat([table, rest.assign(score=scores)])
     return both.drop_duplicates(PAIR)  # a neighbour may be such a candidate, too
 
 
@@ -354,13 +351,17 @@ def rerank(args):
     inputs = [args.run, args.claims, args.corpus]
     if args.graph:
         inputs.append(args.graph)
-    task = task_of(args, *inputs, models=[args.model], without=["concurrency"])
+    task = task_of(
+        args, *inputs, models=[args.model], without=["base_url", "batch_size", "concurrency"]
+    )
+    task["base_url"] = shown(args.base_url)
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
-    candidates = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
+    candidates = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
     candidates = candidates.rename(columns={"score": "first_stage"})
+    candidates = candidates.astype(dict.fromkeys(PAIR, "category"))  # runs have millions of rows
     graph = read_graph(args, task["inputs"][args.corpus]) if args.graph else {}
     score = functools.partial(scored, open_scorer(args), (claims, abstracts))
     is_within = candidates["rank"] <= args.depth
@@ -372,13 +373,12 @@ def rerank(args):
             table["score"] = blend_first_stage(table, args.first_stage)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
         if args.top_k:
-            table = with_rest(table, candidates[~is_within], args.top_k)
+            table = with_rest(table, candidates[~is_within], args.depth)
         run = ranked(table, args.top_k)
-        left_out = len(candidates) - len(candidates[PAIR].merge(run[PAIR]))
-        summary |= {"rows": len(run), "left_out": left_out}
+        summary["rows"] = len(run)
+        summary["left_out"] = len(candidates) - len(candidates[PAIR].merge(run[PAIR]))
         with written(args.out, task, **summary) as new:
             write_table(run[RUN], new)
-    print(f"{args.out}: {len(run)} rows, {left_out} of {len(candidates)} candidates left out")
     return {"made": [args.out], **summary}
 
 
@@ -394,13 +394,21 @@ def add_rerank(job):
     add("--depth", type=count, default=20, help="score this many candidates per claim")
     add("--top-k", type=count, help="""write this many abstracts per claim; candidates beyond
         --depth follow in their old order (default: those that are scored)""")
-    add("--first-stage", type=share, default=0, metavar="WEIGHT",
+    add("--first-stage", type=share, default=0,
         help="""blend in the scores of --run with this weight (z-scores per claim): 0 leaves them
         out, 1 keeps their order; a weak reranker wants 0.5 to 0.8, a strong one 0 to 0.2""")
+    add("--graph", help="""also score neighbours of the best abstracts, by
+        this graph of 01_index.py graph""")
+    add("--rounds", type=count_or_0, default=20,
+        help="search neighbours for at most this many rounds")
+    add("--neighbours", type=count, default=10,
+        help="take this many neighbours of an abstract, at most those of the graph")
+    add("--beam", type=count, default=30,
+        help="expand this many best abstracts per claim and round")
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/reranker",
         help="score with this reranker: a folder, a name on the hub, or its name at --base-url")
-    add("--prompt", metavar="TEXT", help="""instruct a causal reranker by this text; it is the text
+    add("--prompt", help="""instruct a causal reranker by this text; it is the text
         itself, no file as in 04_llm_rerank.py (default: the model's own)""")
     add("--max-length", type=count, default=512,
         help="truncate a pair and its prompt to this many tokens (an endpoint: see --extra)")
@@ -411,26 +419,18 @@ def add_rerank(job):
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="""score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a
         GPU, if any)""")
-    add = job.add_argument_group("rerank endpoint").add_argument
     add("--base-url", help="""have --model score at this endpoint, which serves /rerank, such as
         http://localhost:8000/v1 of vLLM; the key is read from OPENAI_API_KEY""")
     add("--extra", type=json.loads, default={},
         help="""add this JSON object of parameters to each call: {"truncate_prompt_tokens": 512}""")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add = job.add_argument_group("neighbours").add_argument
-    add("--graph", metavar="FOLDER", help="""also score neighbours of the best abstracts, by
-        this graph of 01_index.py graph""")
-    add("--rounds", type=count_or_0, default=20,
-        help="search neighbours for at most this many rounds")
-    add("--neighbours", type=count, default=10,
-        help="take this many neighbours of an abstract, at most those of the graph")
-    add("--beam", type=count, default=30,
-        help="expand this many best abstracts per claim and round")
     add_shared(job, split="test")
 # fmt: on
 
 
 def main():
+    if sys.argv[1:2] == ["train"]:
+        fail("train", "is a program of its own: python recipes/train/reranker.py")
     run_job(command_line({rerank: add_rerank}))
 
 
@@ -519,14 +519,15 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            fail(out, "an input, or not made by this job, which would replace it; rename one")
+            what = "not made by this script, which would replace it, or read by this call"
+            fail(out, f"{what}; give another name")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
         made = task | {"sha256": digest(out)}
         if not made.items() <= sidecar_of(out).items():
             return False
-    print(f"up to date: {', '.join(map(str, outs))} (--force makes it again)")
+    print("up to date:", *outs, "(--force makes it again)")
     return True
 
 
@@ -609,9 +610,7 @@ def run_job(args):
     """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except OSError as error:
-        fail(error.filename or args.job, error)
-    except (UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError) as error:
         fail(args.job, error)
 
 
@@ -686,7 +685,7 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object with an abstract_id of one line, in UTF-8"
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
                 fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
@@ -807,7 +806,7 @@ def parts_of(out, task):
 
 
 # --- pairs (same in 03 and 05)
-GROUP = 1024  # pairs, of which batches are made; so the same pairs make the same batches
+GROUP = 1024  # pairs of which batches are made, and whose outputs are stored at once
 
 
 class PairReader:
@@ -884,60 +883,75 @@ def paired_texts(rows, texts):
     return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
 
 
-def open_scores(path, shape):
-    """Return the array of scores in a file, NaN where there are none yet."""
-    if not path.exists():
-        new = path.with_name("new.npy")
-        np.save(new, np.full(shape, np.nan))
-        new.rename(path)
-    return np.load(path, mmap_mode="r+")
-
-
-def outputs_of(model, pairs, path=None, pool=None):
+def outputs_of(model, pairs, pool=None):
     """Return a model's outputs (pairs, labels), and which pairs are truncated.
 
-    Batches have pairs of similar lengths within a GROUP. Each is stored in the file path, if there
-    is one, as soon as it is computed; one that is stored there already is left out. pool: the
-    library's processes on several devices.
+    Batches have pairs of similar lengths. pool: the library's processes on several devices.
     """
     import torch
-    from tqdm.auto import tqdm
 
     reader = model[0].preprocess
-    shape = (len(pairs), model.num_labels)
-    stored = open_scores(path, shape) if path else np.full(shape, np.nan)
-    lengths = np.empty(len(pairs), np.int32)
-    is_truncated = np.empty(len(pairs), bool)
-    for index, pair in enumerate(tqdm(pairs, "read")):
-        ids, is_truncated[index] = reader.read(pair)
-        lengths[index] = reader.around + sum(map(len, ids))
-    indices = np.arange(len(pairs), dtype=np.int32)
-    longest_first = np.lexsort((-indices, -lengths, indices // GROUP))
+    outputs = np.empty((len(pairs), model.num_labels))
+    lengths = []
+    is_truncated = []
+    for pair in pairs:
+        ids, is_cut = reader.read(pair)
+        lengths.append(reader.around + sum(map(len, ids)))
+        is_truncated.append(is_cut)
+    longest_first = np.argsort(lengths, kind="stable")[::-1]
     devices = len(pool["processes"]) if pool else 1
-    with tqdm(desc="score", unit=" pairs", total=len(pairs)) as bar:
-        start = 0
-        while start < len(pairs):
-            longest = lengths[longest_first[start]]
-            size = max(1, reader.batch_tokens // longest)  # pairs for each device
-            end_of_group = start - start % GROUP + GROUP
-            batch = longest_first[start : min(start + size * devices, end_of_group)]
-            texts = [pairs[index] for index in batch]
-            options = {"batch_size": size, "chunk_size": size, "pool": pool}
-            try:
-                if np.isnan(stored[batch]).any():
-                    found = model.predict(texts, activation_fn=torch.nn.Identity(), **options)
-                    stored[batch] = found.reshape(len(batch), -1)
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                warn("--batch-size", f"{size} pairs of {longest} tokens fill the GPU; now half")
-                reader.batch_tokens = longest * size // 2
-                continue
-            if np.isnan(stored[batch]).any():
-                fail("--dtype", "outputs are not numbers; take fp32")
-            start += len(batch)
-            bar.update(len(batch))
-    return stored, is_truncated
+    start = 0
+    while start < len(pairs):
+        longest = lengths[longest_first[start]]
+        size = max(1, reader.batch_tokens // longest)  # pairs for each device
+        batch = longest_first[start : start + size * devices]
+        texts = [pairs[index] for index in batch]
+        try:
+            found = model.predict(
+                texts,
+                activation_fn=torch.nn.Identity(),
+                batch_size=size,
+                chunk_size=size,
+                pool=pool,
+            )
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            reader.batch_tokens = longest * size // 2  # they fill the GPU
+            continue
+        outputs[batch] = found.reshape(len(batch), -1)
+        start += len(batch)
+    return outputs, is_truncated
+
+
+def open_outputs(path, rows, labels=1):
+    """Return the array (rows, labels + 1) in a file, which a kill leaves as it is then.
+
+    Its last column is 0 where there are no outputs yet (new and torn files are filled up with 0),
+    1 where there are, and 2 where the pair is truncated.
+    """
+    path.touch()
+    return np.memmap(path, float, shape=(rows, labels + 1))
+
+
+def stored_outputs(compute, rows, texts, path, labels=1, size=GROUP):
+    """Return outputs for rows of a run (rows, labels), and which rows are truncated.
+
+    compute(pairs) returns both, as outputs_of(), for groups of this size. Those that are stored in
+    the file path are not computed again.
+    """
+    from tqdm.auto import tqdm
+
+    stored = open_outputs(path, len(rows), labels)
+    for start in tqdm(range(0, len(rows), size)):
+        group = stored[start : start + size]
+        if not group[:, -1].all():
+            outputs, is_truncated = compute(paired_texts(rows[start : start + size], texts))
+            if not np.isfinite(outputs).all():
+                fail("--model", "a score is no finite number; try --dtype fp32")
+            group[:, :-1] = outputs
+            group[:, -1] = np.add(is_truncated, 1)
+    return stored[:, :-1], stored[:, -1] == 2
 
 
 # --- end of pairs
