@@ -210,11 +210,14 @@ def filled(template, **values):
 
 
 def is_answered(args, task, *outs):
-    """Return whether outs are up to date; sets args.requests, the file for requests that wait.
+    """Return whether outs are up to date; sets what the functions of 04 read of the arguments.
 
     With --retry-errors, outs are never up to date.
     """
-    LLM_RERANK.with_files(args)
+    args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
+    args.backend = "openai" if args.base_url else "none"
+    args.structured = False
+    args.force |= args.retry_errors
     check_outs(args.requests, inputs=[*task["inputs"], *outs])
     return up_to_date(args, with_replies(task, args), *outs)
 
@@ -227,8 +230,6 @@ def answers_to(prompts, read, args):
     """
     if args.base_url and args.model == LOCAL_LLM:
         fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
-    args.backend = "openai" if args.base_url else "none"
-    args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
     for prompt in prompts:
