@@ -48,21 +48,15 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
-HEADS = (  # how models name their outputs for LABELS: the beginnings of the names
-    "support|entail",
-    "refut|contradict",
-    "nei|neutral|notenough|insufficient",
-)
+# How the names begin that models give to their outputs for LABELS
+HEADS = ("support|entail", "refut|contradict", "nei|neutral|notenough|insufficient")
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 NEAR_CHANCE = 1 / 3 + 0.05  # if no label of a claim is likelier than this, it is UNDECIDED
 
 
 # ---------- The run, and verdicts on its pairs
 def run_of(args):
-    """Print and return the path of --run, else of the run of the last stage that has made one.
-
-    If none has, that is hybrid.tsv, which is then reported as missing.
-    """
+    """Print and return the path of --run, else of the last stage's run (hybrid.tsv if none)."""
     path = args.run
     if not path:
         for name in ("llm", "rerank", "hybrid"):
@@ -74,13 +68,13 @@ def run_of(args):
 
 
 def read_pairs(path, args):
-    """Return the rows of a run to label, their (claim, abstract), and {abstract_id: abstract}."""
+    """Return the rows of a run to label, and texts: {claim_id: claim}, {abstract_id: abstract}."""
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
     if args.top_k:
         run = run[run["rank"] <= args.top_k]
-    return run, paired_texts(run, (claims, abstracts)), abstracts
+    return run, (claims, abstracts)
 
 
 def label_counts(table):
@@ -161,12 +155,13 @@ def classify(args):
     )
     if up_to_date(args, task, args.out):
         return {"made": []}
-    run, pairs, _ = read_pairs(path, args)
+    run, texts = read_pairs(path, args)
     model = open_classifier(args)
     if args.adjust and 0 in getattr(model.config, "stance_shares", [0]):
         fail("--adjust", "it needs class shares: train with pairs of all three labels")
     with parts_of(args.out, task) as parts:
-        logits, is_truncated = outputs_of(model, pairs, parts / "outputs.npy")
+        compute = functools.partial(outputs_of, model)
+        logits, is_truncated = stored_outputs(compute, run, texts, parts / "outputs", labels=3)
         probabilities = probabilities_of(model, logits, args.adjust)
         truncated = int(is_truncated.sum())
         return write_verdicts(run, probabilities, task, args, truncated=truncated)
@@ -228,10 +223,7 @@ def example_turns(template, abstracts, args):
 
 
 def ask_labels(labels, template, pairs, counts, args, turns=()):
-    """Return the reply about each pair, which has one of the labels.
-
-    turns: what stands between the system's message and the prompt.
-    """
+    """Ask for one of the labels of each pair; turns stand between system message and prompt."""
     form = ("label", {"type": "string", "enum": labels})
     read = functools.partial(label_in, labels=labels)
     limit = 4096 if args.prompt else 16  # tokens; a prompt may ask for reasons
@@ -342,12 +334,12 @@ def llm(args):
         fail("--prompt", f"--strategy {args.strategy} needs {number}; see recipes/systems/prompts")
     path = run_of(args)
     inputs = [path, args.claims, args.corpus, *args.fewshot, *args.prompt]
-    task = task_of(args, *inputs, models=[args.model], without=ASKING)
+    task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
     if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
-    run, pairs, abstracts = read_pairs(path, args)
-    turns = example_turns(prompts[0], abstracts, args)
-    pairs = [prompt_texts(*pair, args) for pair in pairs]
+    run, texts = read_pairs(path, args)
+    turns = example_turns(prompts[0], texts[1], args)
+    pairs = [prompt_texts(*pair, args) for pair in paired_texts(run, texts)]
     counts = collections.Counter()
     predictions = ask(prompts, pairs, turns, counts, args)
     unusable = predictions.count(None)
@@ -383,7 +375,7 @@ def read_verdicts(path, claims):
     if not np.allclose(values.sum(axis=1), 1, atol=0.01):
         fail(path, "the probabilities of a pair do not sum to 1; label the run again")
     indices = verdicts["label"].map(LABELS.index)
-    return verdicts.assign(probability=values[np.arange(len(values)), indices])
+    return verdicts.assign(probability=values[verdicts.index, indices])
 
 
 def claim_record(claim_id, claim, rows):
@@ -849,7 +841,7 @@ def parts_of(out, task):
 
 
 # --- pairs (same in 03 and 05)
-GROUP = 1024  # pairs, of which batches are made; so the same pairs make the same batches
+GROUP = 1024  # pairs of which batches are made, and whose outputs are stored at once
 
 
 class PairReader:
@@ -926,60 +918,75 @@ def paired_texts(rows, texts):
     return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
 
 
-def open_scores(path, shape):
-    """Return the array of scores in a file, NaN where there are none yet."""
-    if not path.exists():
-        new = path.with_name("new.npy")
-        np.save(new, np.full(shape, np.nan))
-        new.rename(path)
-    return np.load(path, mmap_mode="r+")
-
-
-def outputs_of(model, pairs, path=None, pool=None):
+def outputs_of(model, pairs, pool=None):
     """Return a model's outputs (pairs, labels), and which pairs are truncated.
 
-    Batches have pairs of similar lengths within a GROUP. Each is stored in the file path, if there
-    is one, as soon as it is computed; one that is stored there already is left out. pool: the
-    library's processes on several devices.
+    Batches have pairs of similar lengths. pool: the library's processes on several devices.
     """
     import torch
-    from tqdm.auto import tqdm
 
     reader = model[0].preprocess
-    shape = (len(pairs), model.num_labels)
-    stored = open_scores(path, shape) if path else np.full(shape, np.nan)
-    lengths = np.empty(len(pairs), np.int32)
-    is_truncated = np.empty(len(pairs), bool)
-    for index, pair in enumerate(tqdm(pairs, "read")):
-        ids, is_truncated[index] = reader.read(pair)
-        lengths[index] = reader.around + sum(map(len, ids))
-    indices = np.arange(len(pairs), dtype=np.int32)
-    longest_first = np.lexsort((-indices, -lengths, indices // GROUP))
+    outputs = np.empty((len(pairs), model.num_labels))
+    lengths = []
+    is_truncated = []
+    for pair in pairs:
+        ids, is_cut = reader.read(pair)
+        lengths.append(reader.around + sum(map(len, ids)))
+        is_truncated.append(is_cut)
+    longest_first = np.argsort(lengths, kind="stable")[::-1]
     devices = len(pool["processes"]) if pool else 1
-    with tqdm(desc="score", unit=" pairs", total=len(pairs)) as bar:
-        start = 0
-        while start < len(pairs):
-            longest = lengths[longest_first[start]]
-            size = max(1, reader.batch_tokens // longest)  # pairs for each device
-            end_of_group = start - start % GROUP + GROUP
-            batch = longest_first[start : min(start + size * devices, end_of_group)]
-            texts = [pairs[index] for index in batch]
-            options = {"batch_size": size, "chunk_size": size, "pool": pool}
-            try:
-                if np.isnan(stored[batch]).any():
-                    found = model.predict(texts, activation_fn=torch.nn.Identity(), **options)
-                    stored[batch] = found.reshape(len(batch), -1)
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                warn("--batch-size", f"{size} pairs of {longest} tokens fill the GPU; now half")
-                reader.batch_tokens = longest * size // 2
-                continue
-            if np.isnan(stored[batch]).any():
-                fail("--dtype", "outputs are not numbers; take fp32")
-            start += len(batch)
-            bar.update(len(batch))
-    return stored, is_truncated
+    start = 0
+    while start < len(pairs):
+        longest = lengths[longest_first[start]]
+        size = max(1, reader.batch_tokens // longest)  # pairs for each device
+        batch = longest_first[start : start + size * devices]
+        texts = [pairs[index] for index in batch]
+        try:
+            found = model.predict(
+                texts,
+                activation_fn=torch.nn.Identity(),
+                batch_size=size,
+                chunk_size=size,
+                pool=pool,
+            )
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            reader.batch_tokens = longest * size // 2  # they fill the GPU
+            continue
+        outputs[batch] = found.reshape(len(batch), -1)
+        start += len(batch)
+    return outputs, is_truncated
+
+
+def open_outputs(path, rows, labels=1):
+    """Return the array (rows, labels + 1) in a file, which a kill leaves as it is then.
+
+    Its last column is 0 where there are no outputs yet (new and torn files are filled up with 0),
+    1 where there are, and 2 where the pair is truncated.
+    """
+    path.touch()
+    return np.memmap(path, float, shape=(rows, labels + 1))
+
+
+def stored_outputs(compute, rows, texts, path, labels=1, size=GROUP):
+    """Return outputs for rows of a run (rows, labels), and which rows are truncated.
+
+    compute(pairs) returns both, as outputs_of(), for groups of this size. Those that are stored in
+    the file path are not computed again.
+    """
+    from tqdm.auto import tqdm
+
+    stored = open_outputs(path, len(rows), labels)
+    for start in tqdm(range(0, len(rows), size)):
+        group = stored[start : start + size]
+        if not group[:, -1].all():
+            outputs, is_truncated = compute(paired_texts(rows[start : start + size], texts))
+            if not np.isfinite(outputs).all():
+                fail("--model", "a score is no finite number; try --dtype fp32")
+            group[:, :-1] = outputs
+            group[:, -1] = np.add(is_truncated, 1)
+    return stored[:, :-1], stored[:, -1] == 2
 
 
 # --- end of pairs
@@ -988,6 +995,14 @@ def outputs_of(model, pairs, path=None, pool=None):
 # --- language models (same in 04 and 05)
 # Questions are asked many at once. answers_to() returns the Reply to each, in which its answers, an
 # order or a label, are read. Requests and replies have the form of the OpenAI Batch API.
+#
+# The script provides answer_requests(waiting, file, args). It appends a line of Batch API output to
+# file, which is --replies, open and locked, for each of the requests that wait, whole and on disk
+# before the next is counted; or it ends the script. counts is a Counter of the whole job, which may
+# ask in several rounds, each with its own call of answers_to().
+#
+# Fields of args: those of add_requests(), add_model() and --out and --force, which with_files()
+# completes: call it first.
 # ----- Requests and replies
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
@@ -1000,7 +1015,7 @@ THOUGHTS = re.compile(
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
 # What JSON of another shape than the expected one may raise
-MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Arguments that change no output: it depends on the replies, whoever has given them.
 ASKING = ("base_url", "concurrency", "requests", "retry_errors", "timeout")
 
@@ -1014,18 +1029,17 @@ class Question(NamedTuple):
     read: object  # function that returns the answer in a text, None if it is not plain
 
 
-class Choice(NamedTuple):
-    """One text of a reply; --extra '{"n": 5}' asks for five."""
-
-    text: str  # without thoughts
-    logprobs: dict | None  # of its tokens, as an OpenAI-compatible server gives them
-
-
 class Reply(NamedTuple):
-    """What came back for a request."""
+    """What came back for a request.
 
-    choices: list  # of Choice, but for those that were cut; none if the request was refused
+    choices: its texts, without thoughts, with the logprobs of their tokens as a server gives them
+    (None without any). --extra '{"n": 5}' asks for five. Those that were cut are left out; there
+    are none if the request was refused.
+    """
+
+    choices: list  # of (text, logprobs)
     record: dict  # a line of Batch API output
+    is_cut: bool = False  # whether the limit of tokens has cut a choice
     answers: list = []  # what Question.read returns for the choices, without None
 
 
@@ -1044,11 +1058,16 @@ def messages_of(template, **values):
 
 def read_prompt(path, *names):
     """Return the text of a prompt file without the # lines at its top; {name}s have to be there."""
-    text = re.sub(r"\A(#.*\n)*", "", Path(path).read_text(encoding="utf-8-sig")).strip()
+    text = re.sub(r"\A(#.*\n)*", "", Path(path).read_text("utf-8-sig")).strip()
     for name in names:
         if f"{{{name}}}" not in text:
             fail(path, f"it needs {{{name}}}; lines with # at its top do not count")
     return text
+
+
+def body_digest(body):
+    """Return the sha256 of the body of a request."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def request_of(question, suffix, args):
@@ -1074,9 +1093,12 @@ def request_of(question, suffix, args):
         form = {"name": name, "strict": True, "schema": whole}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
-    custom_id = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    url = "/v1/chat/completions"
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+    return {
+        "custom_id": body_digest(body),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
 
 
 def write_requests(waiting, args):
@@ -1091,29 +1113,30 @@ def write_requests(waiting, args):
 def reply_of(record):
     """Return the Reply in a line of Batch API output, before its choices are read."""
     choices = []
+    is_cut = False
     with contextlib.suppress(*MALFORMED):
         for choice in record["response"]["body"]["choices"]:
             text = choice["message"].get("content") or ""
             if isinstance(text, list):  # of Mistral's models: parts, of which thoughts have no text
                 text = "".join(part.get("text", "") for part in text)
             text, thoughts = THOUGHTS.subn(" ", text)
-            # After thoughts, the logprobs of their tokens could be taken for those of the label.
-            logprobs = None if thoughts else choice.get("logprobs")
-            if not choice.get("error") and choice.get("finish_reason") != "length":
-                choices.append(Choice(text, logprobs))
-    return Reply(choices, record)
+            if choice.get("finish_reason") == "length":
+                is_cut = True
+            elif not choice.get("error"):
+                # After thoughts, logprobs of their tokens could be taken for those of the label.
+                choices.append((text, None if thoughts else choice.get("logprobs")))
+    return Reply(choices, record, is_cut)
 
 
 def read_replies(path):
     """Return {custom_id: Reply}; an error never replaces a completion."""
     replies = {}
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
-                record = json.loads(line.lstrip("\ufeff"))
-                reply = reply_of(record)
-                if reply.choices or record["custom_id"] not in replies:
-                    replies[record["custom_id"]] = reply
+    for line in Path(path).read_text("utf-8").split("\n"):
+        with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
+            record = json.loads(line.lstrip("\ufeff"))
+            reply = reply_of(record)
+            if reply.choices or record["custom_id"] not in replies:
+                replies[record["custom_id"]] = reply
     return replies
 
 
@@ -1129,7 +1152,6 @@ def lock(file):
 
 def replies_to(requests, args):
     """Return the Reply to each request; answer_requests() adds those that --replies lacks."""
-    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
     with open(args.replies, "ab") as file:
         lock(file)
         known = read_replies(args.replies)
@@ -1139,10 +1161,10 @@ def replies_to(requests, args):
             if not reply or (args.retry_errors and not reply.choices):
                 waiting[request["custom_id"]] = request
         if waiting:
-            tokens = len(json.dumps(waiting)) // 4
-            print(f"{len(waiting)} of {len(requests)} requests have no reply ({tokens:,} tokens)")
-            if Path(args.replies).read_bytes()[-1:] not in (b"", b"\n"):
-                file.write(b"\n")  # ends a line that a kill has torn
+            print(
+                f"{len(waiting)} of {len(requests)} requests have no reply"
+                f" ({len(str(waiting)) // 4:,} tokens)"
+            )
             answer_requests([*waiting.values()], file, args)
             known = read_replies(args.replies)
     return [known[request["custom_id"]] for request in requests]
@@ -1151,25 +1173,26 @@ def replies_to(requests, args):
 def answers_to(questions, counts, args):
     """Return the Reply to each question, with its answers; an unread one is asked once more.
 
-    counts: a Counter, to which the numbers of read, unread and failed replies are added. If none
-    is read, the job ends.
+    counts: a Counter, to which the numbers of read, unread and failed replies are added; of several
+    choices, some may be read and others cut, which counts as failed, too. If none is read, the job
+    ends.
     """
     replies = {}
     waiting = range(len(questions))
     for suffix in ("", RETRY_SUFFIX):
         requests = [request_of(questions[index], suffix, args) for index in waiting]
         for index, reply in zip(waiting, replies_to(requests, args)):
-            answers = [questions[index].read(choice.text) for choice in reply.choices]
+            answers = [questions[index].read(text) for text, _ in reply.choices]
             answers = [answer for answer in answers if answer is not None]
             replies[index] = reply._replace(answers=answers)
         waiting = [n for n, reply in replies.items() if reply.choices and not reply.answers]
-    failed = [reply.record for reply in replies.values() if not reply.choices]
-    read = len(replies) - len(waiting) - len(failed)
+    read = sum(bool(reply.answers) for reply in replies.values())
+    failed = [reply.record for reply in replies.values() if reply.is_cut or not reply.choices]
     counts.update(read=read, unread=len(waiting), failed=len(failed))
     if waiting or failed:
         tell = warn if counts["read"] else fail  # further replies would only cost
-        advice = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
-        tell(args.replies, f"{dict(counts)}; {advice} {str(failed[:1])[:500]}")
+        what = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
+        tell(args.replies, f"{dict(counts)}; {what} {str(failed[:1])[:500]}")
     return list(replies.values())
 
 
@@ -1217,40 +1240,46 @@ def label_in(text, labels):
 
     None if it is not, or if a line above is another label.
     """
-    known = {}
-    for label in labels:
-        known |= dict.fromkeys(SPELLINGS.get(label, label.lower()).split("|"), label)
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
-    lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
-    found = [None, *[known.get(line) for line in lines if line]]  # None: a line that is no label
-    return found[-1] if set(found) - {None} == {found[-1]} else None
+    last = None
+    found = set()
+    for line in lines:
+        words = re.sub(LABEL_PREFIX, "", words_of(line))
+        if words:
+            last = None  # if the line is no label
+            for label in labels:
+                if words in SPELLINGS.get(label, label.lower()).split("|"):
+                    last = label
+            found.add(last)
+    return last if found <= {last, None} else None
 
 
 def begun_by(token, labels):
-    """Return which labels have names that start with this token (labels,)."""
+    """Return the labels whose names start with this token."""
     word = words_of(token["token"])
-    return np.array([word and label.lower().startswith(word) for label in labels], bool)
+    return [label for label in labels if word and label.lower().startswith(word)]
 
 
 def label_probabilities(reply, labels):
     """Return {label: probability} of a reply, None if there are no answers.
 
-    Those of a single choice are those of the first token that begins its label. They are the shares
+    Those of a single choice are those of the first token that begins a label. They are the shares
     of the answers, if there are several choices, if another label is likelier there, or if a choice
     has more than four words, since reasons may begin with another label.
     """
     with contextlib.suppress(*MALFORMED):  # several choices, no logprobs, or null for -inf
-        [choice] = reply.choices
+        [(text, logprobs)] = reply.choices
         [answer] = reply.answers
-        if words_of(choice.text).count(" ") < 4:
-            tokens = choice.logprobs["content"]
-            first = [token for token in tokens if begun_by(token, [answer]).any()][0]
-            sums = np.zeros(len(labels))
+        if words_of(text).count(" ") < 4 and not reply.is_cut:
+            first = [token for token in logprobs["content"] if begun_by(token, labels)][0]
+            sums = dict.fromkeys(labels, 0.0)
             for candidate in first.get("top_logprobs") or [first]:
-                sums += begun_by(candidate, labels) * np.exp(candidate["logprob"])
-            if sums[labels.index(answer)] == sums.max() > 0:  # not so for NaN
-                return dict(zip(labels, sums / sums.sum()))
+                for label in begun_by(candidate, labels):
+                    sums[label] += np.exp(min(candidate["logprob"], 0))
+            total = sum(sums.values())
+            if sums[answer] == max(sums.values()) and total > 0:  # not so for NaN
+                return {label: value / total for label, value in sums.items()}
     return shares_of(reply.answers, labels)
 
 
@@ -1261,9 +1290,18 @@ def shares_of(votes, labels):
 
 # ----- Who answers
 def with_files(args):
-    """Return the arguments; the files of requests and replies lie beside --out."""
-    args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
-    args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
+    """Return the arguments, with those set whose defaults depend on others.
+
+    The files of requests and replies lie beside --out. A key alone does not choose the endpoint,
+    since calls cost money: the model must be named, too, and be no path.
+    """
+    is_named = os.getenv("OPENAI_API_KEY") and not Path(args.model).exists()
+    is_local = "//api.openai.com" in args.base_url and not is_named
+    args.backend = args.backend or ("transformers" if is_local else "openai")
+    args.force |= args.retry_errors  # outputs are made anew from the new replies
+    stem, _ = os.path.splitext(args.out)
+    args.requests = f"{stem}.requests.jsonl"
+    args.replies = args.replies or f"{stem}.replies.jsonl"
     return args
 
 
@@ -1278,15 +1316,16 @@ def add_requests(job):
         help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
         needs (05 with --prompt: 4096, in batches less): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
-    add("--extra", type=json.loads, default={}, help="""add these parameters to each request, as a
-        JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five
-        votes (default: {})""")
+    add("--extra", type=lambda text: dict(json.loads(text)), default={},
+        help="""add these parameters to each request, as a JSON object; null removes one;
+        {"n": 5, "temperature": 0.7} asks an endpoint for five votes (default: {})""")
 
 def add_model(job, *backends):
     add = job.add_argument_group("language model: who answers").add_argument
-    add("--backend", choices=("openai", "transformers", *backends), default="openai",
-        help="ask an endpoint or a local model; none: write the requests, and end with status 3")
-    add("--model", default=os.getenv("LLM_MODEL"), required=not os.getenv("LLM_MODEL"),
+    add("--backend", choices=("openai", "transformers", *backends), help="""ask an endpoint or a
+        local model; none: write the requests, and end with status 3 (default: openai with
+        --base-url, or with OPENAI_API_KEY and a --model that is no path; else transformers)""")
+    add("--model", default=os.getenv("LLM_MODEL") or "data/models/smollm2",
         help="ask this model: its name at the endpoint, or a folder or hub name (or LLM_MODEL)")
     add("--base-url", default=os.getenv("LLM_BASE_URL") or "https://api.openai.com/v1",
         help="ask this OpenAI-compatible endpoint, with the key OPENAI_API_KEY (or LLM_BASE_URL)")

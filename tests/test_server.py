@@ -22,7 +22,7 @@ def served():
         _, port = free.getsockname()
     words = f"-m transformers.cli.transformers serve --host 127.0.0.1 --port {port} --device cpu"
     with subprocess.Popen([sys.executable, *words.split()]) as server:
-        for _ in range(600):  # a minute
+        for _ in range(6000):  # ten minutes, on a busy machine
             try:
                 urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
