@@ -7,7 +7,7 @@ import zipfile
 
 import pandas as pd
 import pytest
-from conftest import CLAIMS, QRELS, ROOT, RUN, facts, jsonl, read, tsv
+from conftest import CLAIMS, QRELS, ROOT, RUN, facts, read, tsv
 
 IDS = {"c1": "en-1", "c2": "de-2", "c3": "en-3", "c4": "de-4", "c5": "fr-5"}
 
@@ -45,7 +45,6 @@ def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, end
         env=os.environ | how,
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     asked = [re.search("<claim>(.*)</claim>", prompt)[1] for prompt in server.answered]
@@ -58,35 +57,37 @@ def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, end
     for claim_id, post in posts.items():
         assert expanded[claim_id].startswith(post)
         assert len(expanded[claim_id].split()) == len(post.split()) + 15
-    assert set(read(toy / "made/languages/en/claims.train.tsv")["claim_id"]) == {"en-1"}
+    folders = toy / "made/languages"
+    for name in "claims.train en-1,qrels.train en-1,claims.test de-4,qrels.test fr-5".split(","):
+        file, claim_id = name.split()
+        assert set(read(folders / f"{claim_id[:2]}/{file}.tsv")["claim_id"]) == {claim_id}
+    assert not (folders / "fr/claims.train.tsv").exists()
     examples = (toy / "made/english/train/examples.jsonl").read_text()
     assert set(re.findall(r'"claim_id": "([^"]*)"', examples)) == {"en-1"}
     values = pd.read_csv(test / "metrics.claims.tsv", sep="\t").set_index(["run", "claim_id"])
     run = read(test / "rerank.tsv").set_index("claim_id")["abstract_id"]
-    runs = "dense rerank rerank-100 fitted gte gte-authors qwen qwen-authors"
     archive = zipfile.ZipFile(test / "checkthat2026/predictions.zip")
     for claim_id in posts.index:
         language, number = claim_id.split("-")
         table = pd.read_csv(test / f"{language}.tsv", sep="\t", index_col="run")
+        runs = "dense rerank rerank-100 fitted gte gte-authors qwen qwen-authors"
         assert list(table.index) == runs.split()
         mrr = values.loc[("rerank", claim_id), "MRR@5"]
         assert table.loc["rerank", "MRR@5"] == pytest.approx(mrr)
-        lines = archive.read(f"predictions_{language}.tsv").decode().splitlines()
-        assert lines == ["index\tpreds", f"{number}\t{list(run[claim_id][:5])}"]
+        text = archive.read(f"predictions_{language}.tsv").decode()
+        assert text == f"index\tpreds\n{number}\t{list(run[claim_id][:5])}\n"
 
 
 def test_the_terms_of_the_nearest_papers_by_hand(toy, program):
     """A term counts five times the cosine of its paper, rounded, and at least once."""
-    titles = {
-        "a": "Viruses, and the VIRUSES in aérosols",
-        "b": "Aerosols in 2020",
-        "c": "C19 mask's",
-    }
-    papers = [{"abstract_id": key, "title": text, "abstract": ""} for key, text in titles.items()]
-    jsonl(toy / "papers.jsonl", *papers)
-    tsv(toy / "posts.tsv", CLAIMS, [("p", "@who says #Viruses 😀 spread")])
+    papers = """
+        {"abstract_id": "a", "title": "Viruses, and the VIRUSES in aérosols", "abstract": ""}
+        {"abstract_id": "b", "title": "Aerosols in 2020", "abstract": ""}
+        {"abstract_id": "c", "title": "C19 mask's", "abstract": ""}"""
+    (toy / "papers.jsonl").write_text(papers.lstrip(), "utf-8")
+    tsv(toy / "posts.tsv", CLAIMS, "p|@who says #Viruses 😀 spread")
     # a: 5 * .5 = 2.5, which Python rounds to 2; b: 5 * .7 = 3.5, to 4; c: 5 * .05 = .25, at least 1
-    tsv(toy / "run.tsv", RUN, [("p", "b", 1, 0.7), ("p", "a", 2, 0.5), ("p", "c", 3, 0.05)])
+    tsv(toy / "run.tsv", RUN, "p|b|1|0.7; p|a|2|0.5; p|c|3|0.05")
     words = "run.tsv --claims posts.tsv --corpus papers.jsonl --out out.tsv"
     # aerosols 4 + 2, viruses 2 + 2, 2020 4, c19 1, mask 1: of a tie, what stands nearest first
     for limit, terms in {
@@ -97,13 +98,3 @@ def test_the_terms_of_the_nearest_papers_by_hand(toy, program):
         facts(program("tools/expand", f"{words} {limit}", cwd=toy))
         (claim,) = read(toy / "out.tsv")["claim"]
         assert claim == f"who says Viruses spread {terms}"
-
-
-def test_a_folder_for_each_language(toy, program):
-    multilingual(toy / "data/demo")
-    done = program("tools/languages", "data/demo parts", cwd=toy)
-    assert "parts/de/claims.test.tsv: 1 claims" in done.stdout
-    for claim_id in ("en-3", "de-4", "fr-5"):
-        for file in ("claims.test.tsv", "qrels.test.tsv"):
-            assert set(read(toy / "parts" / claim_id[:2] / file)["claim_id"]) == {claim_id}
-    assert not (toy / "parts/fr/claims.train.tsv").exists()
