@@ -531,6 +531,7 @@ def with_list_rows(path, table):
     table = table.assign(abstract_id=lists)
     table = without_rows(path, table, lists.str.len() == 0, "rows without any id in preds")
     table = table.explode("abstract_id")
+    reject(table, table["abstract_id"] == "null", "preds holds null in place of an id")
     return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
