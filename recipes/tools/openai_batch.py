@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,9 +37,9 @@ NEVER_RUN = ("batch_expired", "batch_cancelled")  # error codes of requests that
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 
 
-def scrubbed(text, args):
-    """Return a server's text in one line, without the key and the password in --base-url."""
-    return kit.LLM_RERANK.scrubbed(str(text).replace(API_KEY or "***", "***"), args)
+def scrubbed(text):
+    """Return a server's text in one line, without the key and passwords of URLs."""
+    return kit.LLM_RERANK.shown(str(text).replace(API_KEY or "***", "***"))
 
 
 def read_requests(path):
@@ -65,10 +66,10 @@ def read_batches(path):
 
 def write_batches(path, batches):
     """Replace the file of batches in progress; without a batch, remove it."""
-    new = Path(f"{path}.{os.getpid()}.tmp")
-    kit.LLM_RERANK.clear(path)  # what a killed process has left
-    new.write_text(json.dumps(batches), encoding="utf-8")
-    new.replace(path)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+        new = Path(folder, path.name)
+        new.write_text(json.dumps(batches), encoding="utf-8")
+        new.replace(path)
     if not batches:
         path.unlink()
 
@@ -99,11 +100,10 @@ def pieces_of(requests, max_requests, max_bytes):
 
 
 def unanswered(requests, args, retry_errors=False):
-    """Return requests in no batch that have no reply or, with retry_errors, an error as reply."""
+    """Return requests in no batch without a reply or, with retry_errors, refused or cut ones."""
     known = set().union(*read_batches(args.batches).values())
-    replies, _ = kit.LLM_RERANK.read_replies(args.replies, requests)
-    for custom_id, reply in replies.items():
-        if not (retry_errors and reply.error):
+    for custom_id, reply in kit.LLM_RERANK.read_replies(args.replies).items():
+        if reply.choices or not retry_errors:
             known.add(custom_id)
     return {name: request for name, request in requests.items() if name not in known}
 
@@ -126,7 +126,7 @@ def send(waiting, client, args):
             batch = once.batches.create(input_file_id=file.id, **BATCH)
         except openai.APIConnectionError as error:  # a timeout, too: the batch may exist
             what = f"{error}; a batch of {file.id} may exist: look at the service's list first"
-            kit.fail(args.batches, scrubbed(what, args))
+            kit.fail(args.batches, scrubbed(what))
         batches[batch.id] = list(piece)
         write_batches(args.batches, batches)  # at once, so that a kill loses no paid batch
 
@@ -150,7 +150,7 @@ def fetch(file, client, args):
     for batch_id in list(batches):
         batch = client.batches.retrieve(batch_id)
         state = f"{batch_id} {batch.status} {batch.request_counts} {batch.errors}"
-        print(scrubbed(state, args), file=sys.stderr)
+        print(scrubbed(state), file=sys.stderr)
         if batch.status in ENDED:
             append(lines_of(batch, client), file)
             del batches[batch_id]
@@ -162,6 +162,9 @@ def batch(args):
     """Send the requests that wait to a queue, or fetch their replies."""
     import openai
 
+    stem = args.requests.removesuffix(".jsonl").removesuffix(".requests")
+    args.replies = args.replies or f"{stem}.replies.jsonl"
+    args.batches = Path(f"{args.replies.removesuffix('.jsonl')}.batches.json")
     if not API_KEY and not args.base_url:
         kit.fail("OPENAI_API_KEY", "not set; set it, or name another service with --base-url")
     requests = read_requests(args.requests)
@@ -181,7 +184,7 @@ def batch(args):
                 in_progress = fetch(file, client, args)
     except (openai.OpenAIError, ValueError) as error:  # ValueError: a page in place of JSON
         what = f"{error}; check address and key, then call again; {args.batches} has the batches"
-        kit.fail(args.base_url or "openai", scrubbed(what, args))
+        kit.fail(address, scrubbed(what))
     left = len(unanswered(requests, args))
     if left:
         kit.fail(args.requests, f"{left} requests came back without a reply; call again")
@@ -198,19 +201,15 @@ def add_batch(add):
     add("requests", help="send the requests of this file that have no reply")
     add("--replies", help="append replies to this file (default: beside the requests)")
     add("--wait", action="store_true", help="wait until all batches have ended")
-    add("--interval", type=kit.LLM_RERANK.seconds, default=60,
+    add("--interval", type=kit.positive, default=60,
         help="while waiting, look for replies every so many seconds")
     add("--max-requests", type=kit.count, default=MAX_REQUESTS,
         help="put at most this many requests into a batch")
     add("--base-url", default=os.environ.get("LLM_BASE_URL"),
         help="ask this compatible service (default: LLM_BASE_URL, else OpenAI)")
-    add("--retry-errors", action="store_true", help="send requests again whose reply is an error")
+    add("--retry-errors", action="store_true", help="send requests again that were refused or cut")
 # fmt: on
 
 
 if __name__ == "__main__":
-    args = kit.arguments(__doc__, {batch: add_batch})
-    stem = args.requests.removesuffix(".jsonl").removesuffix(".requests")
-    args.replies = args.replies or f"{stem}.replies.jsonl"
-    args.batches = Path(f"{args.replies.removesuffix('.jsonl')}.batches.json")
-    kit.run_job(args)
+    kit.run(__doc__, batch, add_batch)
