@@ -2,9 +2,10 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
-from conftest import LABELS, ROOT, RUN, facts, jsonl, load, tiny, tsv
+import torch
+from conftest import LABELS, ROOT, RUN, cells, facts, jsonl, tiny, tsv
+from sentence_transformers import CrossEncoder
 
 sys.path.insert(0, str(ROOT / "recipes"))
 from tools import kit  # noqa: E402
@@ -27,14 +28,14 @@ e 3 NEI
 """,
 }
 # np.random.default_rng(13).permutation(12): 6 1 5 0 4 7 2 8 3 10 11 9
-DRAWN = """claim_id abstract_id label
-a 2 SUPPORTS
-a 3 REFUTES
-a 4 NEI
-d 2 REFUTES
-d 1 NEI
-e 2 SUPPORTS
-e 3 NEI
+DRAWN = """claim_id abstract_id claim label
+a 2 Ice SUPPORTS
+a 3 Ice REFUTES
+a 4 Ice NEI
+d 2 Air REFUTES
+d 1 Air NEI
+e 2 Sky SUPPORTS
+e 3 Sky NEI
 """
 SENTENCES = ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say!", "(Or not.)"]
 
@@ -43,16 +44,18 @@ def test_one_judgement_a_label_is_drawn_and_claims_with_most_labels_lead(toy, pr
     for kind, text in TRAIN.items():
         (toy / f"data/demo/{kind}.train.tsv").write_text(text.replace(" ", "\t"))
     words = ("tools/fewshot", "--number", 3)
-    (out,) = facts(program(*words, cwd=toy))["made"]
-    assert (toy / out).read_text() == DRAWN.replace(" ", "\t")
+    [out] = facts(program(*words, cwd=toy))["made"]
+    drawn = (toy / out).read_text()
+    assert drawn == DRAWN.replace(" ", "\t")
     facts(program(*words, "--seed", 1, cwd=toy))
-    assert (toy / out).read_text() != DRAWN.replace(" ", "\t")
+    assert (toy / out).read_text() != drawn
     (toy / "asked.tsv").write_text("claim_id\tclaim\nx\tice \u2014!\n")  # the words of claim a
     said = "only 2 claims have both evidence and NEI; lower --number"
     refused(toy, *words, "--claims", "asked.tsv", said=said, by=program)
 
 
-def test_the_sentence_with_the_highest_probability_of_the_label_is_chosen(toy, program, refused):
+def test_the_sentence_with_the_highest_probability_of_the_label_is_chosen(toy, program):
+    """The verdicts on pairs of the claim and a sentence alone decide, by 05."""
     tiny(toy / "nli", ["contradiction", "neutral", "entailment"])
     abstract = {"abstract_id": "1", "title": "Ice. Bears.", "abstract": " ".join(SENTENCES)}
     jsonl(toy / "data/demo/corpus.jsonl", abstract)
@@ -60,19 +63,15 @@ def test_the_sentence_with_the_highest_probability_of_the_label_is_chosen(toy, p
     verdict = {"claim": "Größe", "evidence": evidence}
     jsonl(toy / "in.jsonl", verdict)
     words = ("tools/sentences", "in.jsonl", "--model", "nli")
-    (out,) = facts(program(*words, cwd=toy))["made"]
-    kit = load("05_classify.py")
-    args = SimpleNamespace(model="nli", max_length=512, dtype="fp32", fields="", device=None)
-    args.batch_size = 2
-    model = kit.open_classifier(args)
-    pairs = [("Größe", sentence) for sentence in SENTENCES]
-    best = kit.probabilities_of(model, kit.outputs_of(model, pairs)).argmax(axis=0)
-    for entry, index in zip(evidence, best):
+    [out] = facts(program(*words, cwd=toy))["made"]
+    pairs = [(sentence, "Größe") for sentence in SENTENCES]  # premise and hypothesis
+    model = CrossEncoder(str(toy / "nli"))
+    probabilities = model.predict(pairs, activation_fn=torch.nn.Softmax(1))
+    refuting, _, supporting = probabilities.argmax(axis=0)
+    for entry, index in zip(evidence, (supporting, refuting)):
         entry["sentence"] = SENTENCES[index]
     assert (toy / out).read_text("utf-8") == json.dumps(verdict, ensure_ascii=False) + "\n"
     assert facts(program(*words, cwd=toy))["made"] == []
-    jsonl(toy / "in.jsonl", verdict, {"evidence": [{"abstract_id": "2"}]})
-    refused(toy, *words, said="in.jsonl:2: no verdict on a claim", by=program)
 
 
 # ---------------------------------------------------------------- Tables
@@ -83,6 +82,12 @@ CLAIMS = {  # their texts are no names, so that expand.py changes none
     "007": '"',
     "1e5": "nan",
 }
+COPYING = {
+    "tools/expand": "run.tsv --out expanded.tsv",
+    "rewrite": "--model m --languages de --out rewritten.tsv",
+    "tools/languages": "data/demo parts",
+    "tools/texts": "data/demo copy",
+}
 
 
 def test_claims_of_any_name_and_marks_survive_what_copies_them(toy, program):
@@ -92,10 +97,8 @@ def test_claims_of_any_name_and_marks_survive_what_copies_them(toy, program):
     (toy / "data/demo/claims.train.tsv").unlink()
     tsv(toy / "data/demo/qrels.test.tsv", [*RUN[:2], "label"], [('"q"', '"a"', "NEI")])
     tsv(toy / "run.tsv", RUN, [])
-    facts(program("tools/expand", "run.tsv --out expanded.tsv", cwd=toy))
-    facts(program("rewrite", "--model m --languages de --out rewritten.tsv", cwd=toy))
-    assert program("tools/languages", "data/demo parts", cwd=toy).returncode == 0
-    assert program("tools/texts", "data/demo copy", cwd=toy).returncode == 0
+    for name, words in COPYING.items():
+        assert program(name, words, cwd=toy).returncode == 0, name
     for name in ("expanded", "rewritten", "parts/en/claims.test", "copy/claims.test"):
         table = kit.read_table(toy / f"{name}.tsv", header)
         assert table.values.tolist() == [[*claim, "en"] for claim in CLAIMS.items()], name
@@ -110,19 +113,20 @@ def test_texts_are_read_as_they_are(tmp_path):
     assert (tmp_path / "b").read_text() == content
 
 
+VALUES = """x|NA|0|1; x|null|0|1; x|nan|0|1; x|None|0|1; x|1e5|0|1; x|007|0|1; x|7|0|1; x|True|1|1;
+    y|NA|0|1; y|null|0|1; y|nan|0|1; y|None|0|1; y|1e5|1|1; y|007|0|1; y|7|1|1; y|True|0|;
+    z|NA|0|1; z|null|0|1; z|nan|0|1; z|None|0|1; z|1e5|1|1; z|007|0|1; z|7|1|1; z|True|1|1"""
+METRICS = """{"value": {"x": {"R@2": 0.125, "MRR": 0.5}, "y": {"R@2": 0.25, "MRR": null},
+    "z": {"R@2": 0.375, "MRR": 0.5}}}"""
+
+
 def test_values_by_claim_are_of_all_claims(toy, program):
     """Against x, y wins two claims, ties five and loses one, and has no second measure of one."""
-    names = ["NA", "null", "nan", "None", "1e5", "007", "7", "True"]
-    values = {"x": "00000001", "y": "00001010"}
-    rows = []
-    for run, hits in values.items():
-        rows += [(run, name, hit, "0.5") for name, hit in zip(names, hits)]
-    rows[-1] = (*rows[-1][:3], "")
-    tsv(toy / "m.claims.tsv", ["run", "claim_id", "R@2", "MRR"], rows)
-    means = {"x": {"R@2": 0.125, "MRR": 0.5}, "y": {"R@2": 0.25, "MRR": None}}
-    (toy / "m.json").write_text(json.dumps({"value": means}))
-    shown = program("tools/seeds", "m.json y", cwd=toy).stdout.splitlines()
-    assert shown[1].split()[-3:] == ["2", "5", "1"] and shown[2].split()[-3:] == ["0", "7", "0"]
-    shown = program("tools/significance", "m.claims.tsv", cwd=toy).stdout.splitlines()
-    assert [line.split("\t")[2] for line in shown[1:]] == ["8", "7"]
-    assert shown[1].split("\t")[4:6] == ["2", "1"]
+    tsv(toy / "m.claims.tsv", ["run", "claim_id", "R@2", "MRR"], VALUES)
+    (toy / "m.json").write_text(METRICS)
+    shown = program("tools/seeds", "m.json y z", cwd=toy).stdout
+    # means (1/4 + 3/8) / 2, deviation (1/8) / sqrt(2); the mean of y and z loses the last claim
+    assert "R@2 0.1250 0.3125 0.0884 2 5 1 MRR 0.5000 0.5000 - 0 8 0" in " ".join(shown.split())
+    shown = program("tools/significance", "m.claims.tsv", cwd=toy).stdout
+    counts = [line.split("\t")[2:6] for line in shown.splitlines()[1:]]
+    assert counts == cells("8|0.125|2|1; 8|0.25|2|0; 7|0|0|0; 8|0|0|0")

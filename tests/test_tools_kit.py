@@ -2,36 +2,15 @@
 
 import hashlib
 import json
-import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, records
+from conftest import ROOT, cases, jsonl, load, records
 
-sys.path.insert(0, str(ROOT / "recipes"))
-from tools import kit  # noqa: E402
-
-
-def completion(text, **choice):
-    return {"status_code": 200, "body": {"choices": [{"message": {"content": text}, **choice}]}}
-
-
-def answers_to(prompts, **flags):
-    """Return answers_to's answers, the word behind "Answer:", and counts; flags: other ones."""
-    args = {
-        "model": "toy",
-        "base_url": None,
-        "max_tokens": 9,
-        "extra": {},
-        "retry_errors": False,
-        "requests": "requests.jsonl",
-        "replies": "replies.jsonl",
-    }
-
-    def read(text):
-        return text.partition("Answer: ")[2] or None
-
-    return kit.answers_to(prompts, read, SimpleNamespace(**args | flags))
+KIT = load("recipes/tools/kit.py")
+REQUESTS = Path("requests.jsonl")
+REPLIES = Path("replies.jsonl")
 
 
 @pytest.fixture(autouse=True)
@@ -39,21 +18,65 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def read(text):
+    """Return the word behind "Answer:"."""
+    return text.partition("Answer: ")[2] or None
+
+
+def answers_to(prompts, **flags):
+    """Return answers_to's answers and counts; flags: other ones."""
+    args = {
+        "model": "toy",
+        "base_url": None,
+        "backend": "none",
+        "structured": False,
+        "max_tokens": 9,
+        "extra": {},
+        "retry_errors": False,
+        "requests": str(REQUESTS),
+        "replies": str(REPLIES),
+    }
+    return KIT.answers_to(prompts, read, SimpleNamespace(**args | flags))
+
+
 def waiting(*prompts, **flags):
     with pytest.raises(SystemExit) as end:
         answers_to(prompts, **flags)
     assert end.value.code == 3
-    return records(kit.Path("requests.jsonl"))
+    return records(REQUESTS)
 
 
-def answer(*replies, mode="a", **more):
-    """Append a reply for each request that waits: a text, or the response."""
-    with open("replies.jsonl", mode, encoding="utf-8") as file:
-        for request, reply in zip(records(kit.Path("requests.jsonl")), replies, strict=True):
-            if isinstance(reply, str):
-                reply = completion(reply)
-            line = {"custom_id": request["custom_id"], "response": reply, "error": None}
-            file.write(json.dumps(line | more) + "\n")
+def answer(*replies, error=None):
+    """Append a reply for each request that waits: a text, or None."""
+    lines = records(REPLIES) if REPLIES.exists() else []
+    for request, reply in zip(records(REQUESTS), replies, strict=True):
+        response = {"status_code": 400, "body": {}}
+        if reply:
+            response = {"status_code": 200, "body": {"choices": [{"message": {"content": reply}}]}}
+        lines.append({"custom_id": request["custom_id"], "response": response, "error": error})
+    jsonl(REPLIES, *lines)
+
+
+NARRATIVES = load("recipes/narratives.py")
+TAXONOMY = NARRATIVES.read_taxonomy(ROOT / "data/taxonomy.tsv")
+REWRITE = load("recipes/rewrite.py")
+READERS = {
+    "codes": lambda reply: NARRATIVES.codes_in(reply, TAXONOMY),
+    "counts": load("recipes/ev2r.py").counts_of,
+    "text": REWRITE.text_of_reply,
+    "clean": REWRITE.cleaned,  # of a claim
+}
+
+
+@pytest.mark.parametrize(
+    "what, reply, wanted", [row for row in cases("replies.tsv") if row[0] in READERS]
+)
+def test_what_a_reply_says_is_read_or_it_is_asked_again(what, reply, wanted):
+    """none: nothing that is said plainly."""
+    found = READERS[what](reply.replace("\\n", "\n")) or "none"
+    if isinstance(found, list):
+        found = " ".join(map(str, found))
+    assert found == wanted
 
 
 def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
@@ -68,25 +91,20 @@ def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
     assert first["custom_id"] == hashlib.sha256(body).hexdigest()
     assert first["custom_id"] != second["custom_id"]
     assert (first["method"], first["url"]) == ("POST", "/v1/chat/completions")
-    said, command, last = capsys.readouterr().out.splitlines()
-    assert said.startswith(
-        "2 of 2 requests have no reply yet (about "
-    )  # two of the three are the same
-    assert json.loads(last)["waiting"] == 2
-    assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
+    *_, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last) == {"made": [str(REQUESTS)], "waiting": 2}  # two of three are the same
     assert waiting("One?")[0]["body"]["temperature"] == 0
 
 
-def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand(capsys):
+def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand():
     waiting("One?", "Two?", "Three?")
-    answer("Answer: 1", {"status_code": 400, "body": {}}, completion("Answer: 3"))
-    answer(*["Answer: none"] * 3, error={"message": "quota"})  # an error replaces no completion
+    answer("Answer: 1", None, "Answer: 3")
+    answer(None, None, None, error={"message": "quota"})  # an error replaces no completion
     answers, counts = answers_to(["One?", "Two?", "Three?", "One?"])
     assert answers == ["1", None, "3", "1"]
-    assert counts["refused"] == 1 and counts["unread"] == 0
-    (again,) = waiting("One?", "Two?", retry_errors=True)
+    assert counts == {"read": 3, "unread": 0, "failed": 1}
+    [again] = waiting("One?", "Two?", retry_errors=True)
     assert again["body"]["messages"][0]["content"] == "Two?"
-    assert "--retry-errors" in capsys.readouterr().out
     answer("Answer: 2")
     assert answers_to(["Two?"])[0] == ["2"]
     assert len(waiting("One?", "Four?")) == 1

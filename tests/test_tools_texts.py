@@ -1,19 +1,19 @@
-"""recipes/tools/texts.py: words, subwords and bigrams for BM25, in fields of their own."""
+"""recipes/tools/texts.py: abstracts alone, or terms for BM25 in fields of their own."""
 
 import pytest
-from conftest import ROOT, jsonl, read, records, tsv
+from conftest import CLAIMS, ROOT, load, read, records, tsv
 
-RECORDS = [
-    {"abstract_id": "1", "title": "COVID-19 waves", "abstract": "In 2020, it rose.", "year": 2020},
-    {"abstract_id": "2", "abstract": "Ice melts", "authors": ["Ng, A.", "Li, B."], "doi": None},
-]
+CORPUS = """\
+{"abstract_id": "1", "title": "COVID-19 waves", "abstract": "In 2020, it rose.", "year": 2020}
+{"abstract_id": "2", "abstract": "Ice melts", "authors": ["Ng, A.", "Li, B."], "doi": null}
+"""
 
 
 @pytest.fixture
 def copied(toy, program):
     """copied(flags): the corpus of a copy, and its claims."""
-    jsonl(toy / "data/demo/corpus.jsonl", *RECORDS)
-    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], "a|Sea-ice in 2020!; b|?!")
+    (toy / "data/demo/corpus.jsonl").write_text(CORPUS)
+    tsv(toy / "data/demo/claims.test.tsv", CLAIMS, "a|Sea-ice in 2020!; b|?!")
 
     def copy(flags):
         done = program("tools/texts", f"data/demo copy {flags}", cwd=toy)
@@ -24,7 +24,18 @@ def copied(toy, program):
     return copy
 
 
-def test_digits_and_bigrams_in_every_field(copied):
+def test_a_copy_has_no_titles_and_follows_its_data(toy, copied, program):
+    for title in ("Bears", "Polar bears"):
+        (toy / "data/demo/corpus.jsonl").write_text(CORPUS.replace("COVID-19 waves", title))
+        corpus, _ = copied("")
+        assert corpus[0] == {"abstract_id": "1", "title": "", "abstract": "In 2020, it rose."}
+        said = program("tools/texts", "data/demo copy", cwd=toy).stdout
+        assert said.startswith("up to date: copy (")
+    for file in ("claims.test.tsv", "qrels.test.tsv"):
+        assert (toy / "copy" / file).read_bytes() == (toy / "data/demo" / file).read_bytes()
+
+
+def test_digits_and_bigrams_in_every_field(toy, copied):
     corpus, claims = copied("--digits 3 --bigrams")
     assert corpus[0] == {
         "abstract_id": "1",
@@ -34,6 +45,8 @@ def test_digits_and_bigrams_in_every_field(copied):
     }
     assert corpus[1]["authors"] == "ng a li b ng_a a_li li_b"
     assert corpus[1]["doi"] == "" and "title" not in corpus[1]
+    twice = load("01_index.py").read_abstracts(toy / "copy/corpus.jsonl", "title,title")
+    assert twice["1"].count("covid_19") == 2  # --fields may still weigh them
     assert claims == ["sea ice in 2020 2020 2020 sea_ice ice_in in_2020", "-"]
 
 
@@ -43,13 +56,11 @@ def test_subwords_of_a_tokenizer(copied):
     assert claims[0] == "sea ice in 2020 2020"
 
 
-def test_the_title_still_counts_twice(copied, toy, call):
-    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], "a|covid waves")
-    copied("--bigrams")
-    scores = []
-    for fields in ("title,abstract", "title,title,abstract"):
-        words = f"--data copy --work w --indexes bm25 --analyser plain --fields {fields}"
-        assert call("01_index.py", words, cwd=toy).returncode == 0
-        assert call("02_retrieve.py", "--data copy --work w", cwd=toy).returncode == 0
-        scores.append(read(toy / "w/test/bm25.tsv")["score"][0])
-    assert scores[1] > 1.1 * scores[0]
+def test_lemmas_of_a_pipeline(toy, copied):
+    spacy = pytest.importorskip("spacy")
+    nlp = spacy.blank("en")
+    nlp.add_pipe("lemmatizer", config={"mode": "lookup"})
+    nlp.initialize()
+    nlp.to_disk(toy / "pipeline")
+    corpus, claims = copied("--lemmas pipeline")
+    assert corpus[1]["abstract"] == "ice melt" and claims[0] == "sea ice 2020"
