@@ -90,12 +90,17 @@ def edit(path, **changes):
     )
 
 
+def finish(model_class, folder, modules, **options):
+    """Write a model of the library, made of modules."""
+    model = model_class(modules=modules, device="cpu", **options)
+    model.save_pretrained(str(folder), create_model_card=False)
+
+
 def as_encoder(folder, pooling, *more, prompts=None):
     """Write the files of sentence-transformers beside a model; more: modules behind the pooling."""
     transformer = Transformer(str(folder))
     pool = Pooling(transformer.get_embedding_dimension(), pooling)
-    encoder = SentenceTransformer(modules=[transformer, pool, *more], prompts=prompts, device="cpu")
-    encoder.save_pretrained(str(folder), create_model_card=False)
+    finish(SentenceTransformer, folder, [transformer, pool, *more], prompts=prompts)
 
 
 # ---------- Late interaction
@@ -178,10 +183,8 @@ def embedding_gemma(folder):
     )
     save(folder, config, tf.Gemma3TextModel, pieces(pad_token="<|endoftext|>"))
     torch.manual_seed(0)
-    dense = [
-        Dense(16, 32, bias=False, activation_function=torch.nn.Identity()),
-        Dense(32, 16, bias=False, activation_function=torch.nn.Identity()),
-    ]
+    linear = {"bias": False, "activation_function": torch.nn.Identity()}
+    dense = [Dense(16, 32, **linear), Dense(32, 16, **linear)]
     as_encoder(folder, "mean", *dense, Normalize(), prompts=GEMMA_PROMPTS)
     (folder / ".gated").touch()
 
@@ -199,16 +202,14 @@ def scibert(folder):
 def static(folder):
     torch.manual_seed(0)
     embedding = StaticEmbedding(words(), embedding_dim=16)
-    encoder = SentenceTransformer(modules=[embedding], device="cpu")
-    encoder.save_pretrained(str(folder), create_model_card=False)
+    finish(SentenceTransformer, folder, [embedding])
 
 
 # ---------- SPLADE
 def splade(folder):
     save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
     modules = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
-    encoder = SparseEncoder(modules=modules, device="cpu")
-    encoder.save_pretrained(str(folder), create_model_card=False)
+    finish(SparseEncoder, folder, modules)
     (folder / ".gated").touch()
 
 
@@ -219,8 +220,7 @@ def inference_free_splade(folder):
     query = SparseStaticEmbedding(words(), weight=torch.rand(len(words())), frozen=True)
     router = Router.for_query_document([query], document)
     shutil.rmtree(folder)
-    encoder = SparseEncoder(modules=[router], device="cpu")
-    encoder.save_pretrained(str(folder), create_model_card=False)
+    finish(SparseEncoder, folder, [router])
 
 
 # ---------- Cross-encoders and other classifiers
@@ -258,8 +258,7 @@ def causal(config_class, template=None, words=None, **changes):
         if words:
             transformer = Transformer(str(folder), transformer_task="text-generation")
             score = LogitScore(*tokenizer.convert_tokens_to_ids(words))
-            encoder = CrossEncoder(modules=[transformer, score], device="cpu")
-            encoder.save_pretrained(str(folder), create_model_card=False)
+            finish(CrossEncoder, folder, [transformer, score])
 
     return make
 
