@@ -423,7 +423,7 @@ def add_abstracts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract",
         help="make the text of an abstract from these fields")
-    add("--separator", default=" ", help="put this between two fields (default: a space)")
+    add("--separator", default=" ", help="put this, such as a space, between two fields")
     add("--max-length", type=count, default=512,
         help="""truncate texts (with --pooling chunks: windows) at this many tokens, or at the
         model's own limit if that is lower""")
@@ -439,7 +439,7 @@ def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=INDEXES, default=list(INDEXES),
-        help="make only these indexes (default: all three)")
+        help="make only these indexes")
     add_abstracts(job.add_argument_group("texts").add_argument)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
@@ -484,7 +484,7 @@ def add_graph(job):
 
 
 def main():
-    if sys.argv[1:2] == ["train"]:
+    if "train" in sys.argv[1:2]:
         fail("train", "is a program of its own: python recipes/train/encoder.py")
     run_job(command_line({index: add_index, graph: add_graph}))
 
@@ -574,8 +574,7 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            what = "not made by this script, which would replace it, or read by this call"
-            fail(out, f"{what}; give another name")
+            fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
@@ -598,19 +597,20 @@ def written(path, task, **summary):
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new
-        versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = {
-            "command": [shown(word) for word in sys.argv],
-            "script": digest(sys.argv[0]),
-            "packages": versions,
-            "seconds": round(time.monotonic() - START, 1),
-            "sha256": digest(new),
-        }
         meta = Path(f"{path}.meta.json")
         meta.write_text("{}")
         if path.is_dir():  # a folder cannot take the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
+        made = {
+            "command": [shown(word) for word in sys.argv],
+            "script": digest(sys.argv[0]),
+            "packages": {
+                name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules
+            },
+            "seconds": round(time.monotonic() - START),
+            "sha256": digest(path),
+        }
         meta.write_text(json.dumps(made | task | summary, indent=1))
 
 
@@ -645,14 +645,14 @@ def command_line(jobs):
         job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
         add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
-            if flag.default not in (None, False, argparse.SUPPRESS) and "(default" not in flag.help:
+            if flag.default and flag.default != argparse.SUPPRESS:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    if "data" in args and not args.work:
-        args.work = f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
         if isinstance(value, str):
             for field in ("data", "work", "split"):
@@ -680,7 +680,7 @@ def read_table(path, columns, **known):
         table = pd.read_csv(
             path,
             sep="\t",
-            dtype=str,
+            dtype=dict.fromkeys({*columns, *known} - {"rank", "score"}, str),
             encoding="utf-8-sig",
             quoting=csv.QUOTE_NONE,
             na_filter=False,
@@ -740,8 +740,10 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object in UTF-8 with an abstract_id of one line"
-                fail(f"{path}:{number}", f"{what}; see data/convert.py")
+                what = (
+                    "no JSON object in UTF-8 with an abstract_id of one line; see data/convert.py"
+                )
+                fail(f"{path}:{number}", what)
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
             corpus[abstract_id] = record

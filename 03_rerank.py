@@ -429,7 +429,7 @@ def add_rerank(job):
 
 
 def main():
-    if sys.argv[1:2] == ["train"]:
+    if "train" in sys.argv[1:2]:
         fail("train", "is a program of its own: python recipes/train/reranker.py")
     run_job(command_line({rerank: add_rerank}))
 

@@ -755,7 +755,7 @@ def add_evaluate(job):
         of ir-measures, such as nDCG@10, Judged@10. Of labels: P, R, F1 (weighted by support), macro
         F1, abstract P, abstract R, abstract F1 (evidence with the right label). Of both, by
         ClimateCheck: Subtask I (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 + R@10), Retrieval
-        2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5) (default: climatecheck2025)""")
+        2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
@@ -863,8 +863,7 @@ def up_to_date(args, task, *outs, is_folder=False):
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
-            what = "not made by this script, which would replace it, or read by this call"
-            fail(out, f"{what}; give another name")
+            fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
         if args.force or not Path(out).exists():
             return False
@@ -887,19 +886,20 @@ def written(path, task, **summary):
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new
-        versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = {
-            "command": [shown(word) for word in sys.argv],
-            "script": digest(sys.argv[0]),
-            "packages": versions,
-            "seconds": round(time.monotonic() - START, 1),
-            "sha256": digest(new),
-        }
         meta = Path(f"{path}.meta.json")
         meta.write_text("{}")
         if path.is_dir():  # a folder cannot take the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
+        made = {
+            "command": [shown(word) for word in sys.argv],
+            "script": digest(sys.argv[0]),
+            "packages": {
+                name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules
+            },
+            "seconds": round(time.monotonic() - START),
+            "sha256": digest(path),
+        }
         meta.write_text(json.dumps(made | task | summary, indent=1))
 
 
@@ -934,14 +934,14 @@ def command_line(jobs):
         job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
         add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
-            if flag.default not in (None, False, argparse.SUPPRESS) and "(default" not in flag.help:
+            if flag.default and flag.default != argparse.SUPPRESS:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    if "data" in args and not args.work:
-        args.work = f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
         if isinstance(value, str):
             for field in ("data", "work", "split"):
@@ -969,7 +969,7 @@ def read_table(path, columns, **known):
         table = pd.read_csv(
             path,
             sep="\t",
-            dtype=str,
+            dtype=dict.fromkeys({*columns, *known} - {"rank", "score"}, str),
             encoding="utf-8-sig",
             quoting=csv.QUOTE_NONE,
             na_filter=False,
@@ -1029,8 +1029,10 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = "no JSON object in UTF-8 with an abstract_id of one line"
-                fail(f"{path}:{number}", f"{what}; see data/convert.py")
+                what = (
+                    "no JSON object in UTF-8 with an abstract_id of one line; see data/convert.py"
+                )
+                fail(f"{path}:{number}", what)
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
             corpus[abstract_id] = record
