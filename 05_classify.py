@@ -962,7 +962,7 @@ def outputs_of(model, pairs, pool=None):
 
 
 def open_outputs(path, rows, labels=1):
-    """Return the array (rows, labels + 1) in a file, which a kill leaves as it is then.
+    """Return the array (rows, labels + 1) in a file; what is written to it survives a kill.
 
     Its last column is 0 where there are no outputs yet (new and torn files are filled up with 0),
     1 where there are, and 2 where the pair is truncated.
