@@ -244,8 +244,8 @@ def endpoint_scores(args, table, texts, path):
             return
         claims, documents = zip(*paired_texts(table.iloc[numbers], texts))
         try:
-            found = ask_reranker(call, claims[0], documents, args)
-            stored[numbers] = [(score, 1) for score in found]
+            stored[numbers, 0] = ask_reranker(call, claims[0], documents, args)
+            stored[numbers, 1] = 1
         except Exception as error:  # of the client, or of a reply in another form
             errors.append(f"{type(error).__name__}: {error}")
 
