@@ -127,9 +127,9 @@ def open_dense_encoder(model, args, dtype):
 
 def pool_chunks(encoder):
     """Let an encoder read long texts in overlapping windows, and pool the vectors of a text."""
-    stride = min(OVERLAP, encoder.max_seq_length // 2)
     settings = encoder[0].processing_kwargs.setdefault("text", {})  # of the tokenizer
-    settings |= {"return_overflowing_tokens": True, "stride": stride}
+    settings["return_overflowing_tokens"] = True
+    settings["stride"] = min(OVERLAP, encoder.max_seq_length // 2)
     # Pooling without the prompt would leave out the first tokens of every window, but only the
     # first window of a text begins with the prompt.
     encoder.set_pooling_include_prompt(True)
@@ -140,9 +140,10 @@ def pool_windows(encoder, _, features):
     """Pool the windows of each text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
     import torch
 
-    text_of_row = features["overflow_to_sample_mapping"]  # 0, 0, 1: the first has two windows
-    counts = text_of_row.bincount().tolist()
-    texts = features["sentence_embedding"].split(counts)
+    # The text of each row: 0, 0, 1 if the first has two windows. In training, a positive and a
+    # negative of each claim are in one batch, so the numbers may begin anew: 0, 0, 1, 0, 1.
+    _, counts = features["overflow_to_sample_mapping"].unique_consecutive(return_counts=True)
+    texts = features["sentence_embedding"].split(counts.tolist())
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
@@ -171,7 +172,7 @@ def token_ids(encoder, texts):
 
     texts = [encoder.prompts["document"] + text for text in texts]
     coded = encoder.tokenizer.backend_tokenizer.encode_batch_fast(texts)
-    return [torch.tensor(text.ids, dtype=torch.long) for text in coded]
+    return [torch.tensor(text.ids).long() for text in coded]  # long: also where there are none
 
 
 def batches_of(lengths, batch_size):
@@ -571,6 +572,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
+        out.parent.mkdir(parents=True, exist_ok=True)
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
@@ -593,7 +595,6 @@ def written(path, task, **summary):
     again.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new

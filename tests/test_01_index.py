@@ -96,10 +96,17 @@ def test_a_bm25_index_has_the_same_bytes_whatever_the_order_of_sets(toy):
 
 # ---------------------------------------------------------------- Dense and SPLADE
 def test_chunks_are_pooled_by_mean_and_maximum():
-    rows = torch.tensor([[1.0, 8], [3, 2], [5, 5]])  # two windows of a text, one of another
-    features = {"sentence_embedding": rows, "overflow_to_sample_mapping": torch.tensor([0, 0, 1])}
+    # Two windows of a text, one of another; in training, texts of another column may follow.
+    features = {
+        "sentence_embedding": torch.tensor([[1.0, 8], [3, 2], [5, 5], [7, 7]]),
+        "overflow_to_sample_mapping": torch.tensor([0, 0, 1, 0]),
+    }
     pooled = KIT.pool_windows(None, None, features)["sentence_embedding"]
-    assert pooled.tolist() == [[2.5, 6.5], [5, 5]]  # means 2, 5 and maxima 3, 8; a window alone
+    assert pooled.tolist() == [
+        [2.5, 6.5],
+        [5, 5],
+        [7, 7],
+    ]  # means 2, 5 and maxima 3, 8; a window alone
 
 
 def test_windows_of_a_long_text_overlap_and_short_texts_are_as_they_were(toy, call):
