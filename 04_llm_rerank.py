@@ -673,6 +673,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
+        out.parent.mkdir(parents=True, exist_ok=True)
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
@@ -695,7 +696,6 @@ def written(path, task, **summary):
     again.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new
@@ -1018,7 +1018,10 @@ def write_requests(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
     with written(args.requests, {}) as new:
         new.write_text("".join(json.dumps(request) + "\n" for request in waiting))
-    print(f"{args.requests} waits for {args.replies}, by any engine of the OpenAI Batch API")
+    print(
+        f"""{args.requests} waits for {args.replies}, by any engine of the OpenAI Batch API, such as
+python 04_llm_rerank.py ask {args.requests} --replies {args.replies} --model {args.model}"""
+    )
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
 

@@ -163,8 +163,7 @@ def classify(args):
         compute = functools.partial(outputs_of, model)
         logits, is_truncated = stored_outputs(compute, run, texts, parts / "outputs", labels=3)
         probabilities = probabilities_of(model, logits, args.adjust)
-        truncated = int(is_truncated.sum())
-        return write_verdicts(run, probabilities, task, args, truncated=truncated)
+        return write_verdicts(run, probabilities, task, args, truncated=int(is_truncated.sum()))
 
 
 # ---------- Language model
@@ -267,12 +266,20 @@ def two_steps(prompts, pairs, turns, counts, args):
     return predictions
 
 
-def batch_messages(template, pairs):
-    """Return the messages that ask about many pairs at once."""
-    blocks = []
-    for number, (claim, abstract) in enumerate(pairs, 1):
-        blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
-    return messages_of(template, n=len(pairs), pairs="\n\n".join(blocks))
+def digits_in(text, n):
+    """Return the labels of n pairs in JSON or in lines such as "1: 2", None if there are none.
+
+    A pair without a digit, or with several different ones, has the label None.
+    """
+    digits = field_of(text, "digits")
+    entries = re.findall(DIGIT_LINE, text)
+    if isinstance(digits, list) and len(digits) == n:
+        entries = list(enumerate(map(str, digits), 1))
+    labels = []
+    for number in range(1, n + 1):
+        found = {DIGITS.get(digit) for other, digit in entries if int(other) == number}
+        labels.append(found.pop() if len(found) == 1 else None)
+    return labels if any(labels) else None
 
 
 def digits_in(text, n):
@@ -291,20 +298,26 @@ def digits_in(text, n):
     return labels if any(labels) else None
 
 
+def batch_question(template, pairs):
+    """Return the question about many pairs at once."""
+    blocks = []
+    for number, (claim, abstract) in enumerate(pairs, 1):
+        blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
+    messages = messages_of(template, n=len(pairs), pairs="\n\n".join(blocks))
+    form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
+    read = functools.partial(digits_in, n=len(pairs))
+    return Question(messages, form, 8 * len(pairs) + 24, read)
+
+
 def many_pairs(prompts, pairs, turns, counts, args):
     """Ask about many pairs per prompt; those that a reply leaves out are asked about once more."""
-    form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
     size = args.pairs_per_prompt
     predictions = [None] * len(pairs)
     missing = range(len(pairs))
     for _ in range(2):
         groups = [missing[start : start + size] for start in range(0, len(missing), size)]
         missing = []
-        questions = []
-        for group in groups:
-            messages = batch_messages(prompts[0], [pairs[index] for index in group])
-            read = functools.partial(digits_in, n=len(group))
-            questions.append(Question(messages, form, 8 * len(group) + 24, read))
+        questions = [batch_question(prompts[0], pairs, group) for group in groups]
         for group, reply in zip(groups, answers_to(questions, counts, args)):
             for place, index in enumerate(group):
                 votes = [labels[place] for labels in reply.answers if labels[place]]
@@ -333,13 +346,22 @@ def llm(args):
     if len(prompts) != number:
         fail("--prompt", f"--strategy {args.strategy} needs {number}; see recipes/systems/prompts")
     path = run_of(args)
-    inputs = [path, args.claims, args.corpus, *args.fewshot, *args.prompt]
-    task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
+    task = task_of(
+        args,
+        path,
+        args.claims,
+        args.corpus,
+        *args.fewshot,
+        *args.prompt,
+        models=[args.model],
+        without=[*ASKING, "batch_size"],
+    )
     if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     run, texts = read_pairs(path, args)
     turns = example_turns(prompts[0], texts[1], args)
     pairs = [prompt_texts(*pair, args) for pair in paired_texts(run, texts)]
+    os.makedirs(Path(args.out).parent, exist_ok=True)  # its replies lie there
     counts = collections.Counter()
     predictions = ask(prompts, pairs, turns, counts, args)
     unusable = predictions.count(None)
@@ -465,8 +487,7 @@ def add_aggregate(job):
 def main():
     if "train" in sys.argv[1:2]:
         fail("train", "is a program of its own: python recipes/train/classifier.py")
-    jobs = {classify: add_classify, llm: add_llm, aggregate: add_aggregate}
-    run_job(command_line(jobs))
+    run_job(command_line({classify: add_classify, llm: add_llm, aggregate: add_aggregate}))
 
 
 # --- helpers (same in all six scripts)
@@ -551,6 +572,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
+        out.parent.mkdir(parents=True, exist_ok=True)
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
@@ -573,7 +595,6 @@ def written(path, task, **summary):
     again.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new
@@ -1107,7 +1128,10 @@ def write_requests(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
     with written(args.requests, {}) as new:
         new.write_text("".join(json.dumps(request) + "\n" for request in waiting))
-    print(f"{args.requests} waits for {args.replies}, by any engine of the OpenAI Batch API")
+    print(
+        f"""{args.requests} waits for {args.replies}, by any engine of the OpenAI Batch API, such as
+python 04_llm_rerank.py ask {args.requests} --replies {args.replies} --model {args.model}"""
+    )
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
 

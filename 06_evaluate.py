@@ -860,6 +860,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
+        out.parent.mkdir(parents=True, exist_ok=True)
         is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
         is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
         if is_other or os.path.abspath(out) in inputs:
@@ -882,7 +883,6 @@ def written(path, task, **summary):
     again.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new

@@ -96,6 +96,7 @@ def read(path):
 
 
 def write(path, table):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with kit.written(path, {}) as new:
         kit.write_table(table, new)
 

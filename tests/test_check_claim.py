@@ -78,8 +78,7 @@ def test_a_hostile_claim_is_data_and_only_what_failed_is_asked_again(check, flag
     assert len(server.asked) == asked + 1
 
 
-WORTHLESS = """no label is much more probable than chance, 33 % Judge {} F1 0.300 on held-out pairs,
-0.400 if all get the most frequent label: its verdicts are worthless"""
+WORTH = "F1 0.300 on held-out pairs, 0.400 if all get the most frequent label"
 
 
 def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(
@@ -100,7 +99,8 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(
     done = check(*words, LLM_MODEL="toy")  # there is no endpoint
     shown = " ".join(done.stdout.split())
     assert "error" not in done.stderr and "Verdict UNDECIDED (" in shown
-    assert " ".join(WORTHLESS.format(folder).split()) in shown
+    assert "no label is much more probable than chance" in shown
+    assert f"{WORTH}: its verdicts are worthless" in shown
 
 
 @pytest.mark.parametrize(

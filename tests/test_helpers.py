@@ -133,6 +133,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     Path("script.py").write_text("1")
     monkeypatch.setattr(sys, "argv", ["script.py"])
     task = {"arguments": {"k": 60}, "inputs": {}}
+    assert not KIT.up_to_date(ARGS, task, "sub/out")
     with pytest.raises(ValueError), KIT.written("sub/out", task) as new:
         new.write_text("half")
         raise ValueError

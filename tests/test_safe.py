@@ -79,7 +79,7 @@ def test_a_folder_of_others_is_never_replaced(small, refused, command, slash):
 @pytest.mark.parametrize("command", FILES + FOLDERS)
 def test_a_file_is_never_taken_for_a_folder(small, refused, command):
     (small / "mine").write_text("x")
-    refused(small, *command.replace("encoder --out", "index --out").split(), "mine/out", said="")
+    refused(small, *command.split(), "mine/out", said="File exists: 'mine'")
     if command in FOLDERS:
         refused(small, *command.split(), "mine", said="mine: not made by this script")
 

@@ -218,7 +218,6 @@ def is_answered(args, task, *outs):
     args.backend = "openai" if args.base_url else "none"
     args.structured = False
     args.force |= args.retry_errors
-    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
     check_outs(args.requests, inputs=[*task["inputs"], *outs])
     return up_to_date(args, with_replies(task, args), *outs)
 
