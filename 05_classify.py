@@ -109,10 +109,7 @@ def head_order(config):
 
 
 def set_reader(model, args, batch_size):
-    """Let a model read pairs of up to --max-length tokens, as PairReader tokenises them.
-
-    NLI models read the abstract before the claim.
-    """
+    """Let a model read pairs by a PairReader; NLI models read the abstract before the claim."""
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     abstract_first = not getattr(model.config, "stance_claim_first", False)
     model[0].preprocess = PairReader(model, batch_size, abstract_first)
@@ -244,8 +241,7 @@ def two_steps(prompts, pairs, turns, counts, args):
     """Ask whether there is evidence; then, if at least half of the votes see it, its direction.
 
     P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence); both directions are equally likely for pairs
-    that are not asked about again. If exactly half of the votes see evidence, P(NEI) is 0.5,
-    and no other label has more; in a tie write_verdicts() takes NEI.
+    that are not asked about again. If exactly half of the votes see evidence, NEI wins the tie.
     """
     first = ask_labels(FIRST_LABELS, prompts[0], pairs, counts, args)
     evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in first]
@@ -282,31 +278,16 @@ def digits_in(text, n):
     return labels if any(labels) else None
 
 
-def digits_in(text, n):
-    """Return the labels of n pairs in JSON or in lines such as "1: 2", None if there are none.
-
-    A pair without a digit, or with several different ones, has the label None.
-    """
-    digits = field_of(text, "digits")
-    entries = re.findall(DIGIT_LINE, text)
-    if isinstance(digits, list) and len(digits) == n:
-        entries = list(enumerate(map(str, digits), 1))
-    labels = []
-    for number in range(1, n + 1):
-        found = {DIGITS.get(digit) for other, digit in entries if int(other) == number}
-        labels.append(found.pop() if len(found) == 1 else None)
-    return labels if any(labels) else None
-
-
-def batch_question(template, pairs):
-    """Return the question about many pairs at once."""
+def batch_question(template, pairs, group):
+    """Return the question about the pairs of a group, which are named by their indices."""
     blocks = []
-    for number, (claim, abstract) in enumerate(pairs, 1):
+    for number, index in enumerate(group, 1):
+        claim, abstract = pairs[index]
         blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
-    messages = messages_of(template, n=len(pairs), pairs="\n\n".join(blocks))
+    messages = messages_of(template, n=len(group), pairs="\n\n".join(blocks))
     form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
-    read = functools.partial(digits_in, n=len(pairs))
-    return Question(messages, form, 8 * len(pairs) + 24, read)
+    read = functools.partial(digits_in, n=len(group))
+    return Question(messages, form, 8 * len(group) + 24, read)
 
 
 def many_pairs(prompts, pairs, turns, counts, args):
@@ -375,10 +356,7 @@ def llm(args):
 
 # ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return the verdict on a claim, and the share of support.
-
-    support, refute: summed probabilities of the claim's SUPPORTS pairs, and of its REFUTES pairs.
-    """
+    """Return the verdict on a claim and its share of support; both are sums of probabilities."""
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
     share_of_support = support / (support + refute)
