@@ -356,7 +356,7 @@ def llm(args):
 
 # ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return the verdict on a claim and its share of support; both are sums of probabilities."""
+    """Return the verdict on a claim, and the share of support in the summed probabilities."""
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
     share_of_support = support / (support + refute)
