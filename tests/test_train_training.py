@@ -139,6 +139,9 @@ def test_kill_9_within_the_only_epoch_ends_in_the_same_bytes(small, call, killed
     kill = kill_before("weights = self.model.named_parameters()", 2)
     assert killed(script, *words, cwd=small, edits=kill)
     assert not (small / out).exists()
+    [checkpoint] = (small / out).parent.glob("*.parts/*/checkpoint-*/trained.safetensors")
+    trained = [name for name in load_file(checkpoint) if "lora" in name or "classifier" in name]
+    assert trained == list(load_file(checkpoint)) or not lora
     again = facts(call(script, *words, cwd=small, edits=kill_before("weights = self", 9)))
     assert again == whole and len(whole["loss"]) >= 3
     subprocess.run(["diff", "-r", small / "whole", small / out], check=True)
