@@ -839,15 +839,14 @@ def open_model(load, name, args, dtype="fp32", **options):
     """
     import torch
 
-    if torch.__version__ < "2.10":  # TorchVersion compares numbers
-        fail("torch", "older than 2.10, in which a .bin can run code (CVE-2026-24747); update it")
+    is_old = torch.__version__ < "2.10"  # in which a .bin can run code (CVE-2026-24747)
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
         if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": DTYPES[dtype]}
+    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": True if is_old else None}
     options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
     try:
         model = load(str(name), **options)

@@ -264,7 +264,7 @@ def fuse_run(run, candidates, sort_keys, args):
 # ---------- Rerank
 def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
-    args = with_files(args)
+    with_files(args)
     if args.fewshot and args.method != "listwise":
         fail("--fewshot", "its examples are orders; take --method listwise, or no --fewshot")
     corpus = f"{args.data}/corpus.jsonl"
@@ -344,8 +344,7 @@ def answer_to(body, client):
     """Return a completion as response, or why the server refuses this request alone, as error.
 
     It raises what ends the run: an outage, or a refusal where the server does not answer a harmless
-    question with the same parameters, either. "Say yes." is what no model refuses; one token of the
-    answer is enough.
+    question with the same parameters, either. "Say yes." is what no model refuses.
     """
     import openai
 
@@ -357,8 +356,6 @@ def answer_to(body, client):
         if error.status_code in (401, 402, 404, 429):
             raise
         probe = body | {"messages": [turn | {"content": "Say yes."} for turn in body["messages"]]}
-        if "max_tokens" in body:
-            probe["max_tokens"] = 1
         call(body=probe)
         return {"error": {"message": scrubbed(f"{error} {error.body}")}}
 
@@ -412,10 +409,13 @@ def load_local(name):
         options["gguf_file"] = files[0].name
     # Else transformers asks the hub to convert weights that are no safetensors.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
-    model = AutoModelForCausalLM.from_pretrained(
-        name, dtype="auto", device_map="auto", use_safetensors=True, **options
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype="auto", device_map="auto", use_safetensors=True, **options
+        )
+    except Exception as error:  # the library raises many kinds
+        fail(name, f"not loaded; data/README.md, What loads, has more: {error}")
     # Without files, transformers makes a tokenizer of a few tokens.
     if not tokenizer.chat_template or len(tokenizer) < 200:
         fail(name, "it lacks a chat template, as base models do, or the files of its tokenizer")
@@ -531,7 +531,7 @@ def read_requests(path, model):
 
 def ask(args):
     """Answer requests (OpenAI Batch API) that have no reply yet."""
-    args = with_files(args)
+    with_files(args)
     with_replies({"inputs": [args.file]}, args)  # fails if --replies is this file
     requests = read_requests(args.file, args.model)
     failed = []
@@ -930,7 +930,7 @@ THOUGHTS = re.compile(
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Arguments that change no output: it depends on the replies, whoever has given them.
-ASKING = ("base_url", "concurrency", "requests", "retry_errors", "timeout")
+ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
 
 
 class Question(NamedTuple):
@@ -1108,7 +1108,7 @@ def answers_to(questions, counts, args):
     if waiting or failed:
         tell = warn if counts["read"] else fail  # further replies would only cost
         what = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
-        tell(args.replies, f"{dict(counts)}; {what} {str(failed[:1])[:500]}")
+        tell(args.replies, f"{dict(counts)}; {what} {str(failed)[:500]}")
     return list(replies.values())
 
 
@@ -1206,7 +1206,7 @@ def shares_of(votes, labels):
 
 # ----- Who answers
 def with_files(args):
-    """Return the arguments, with those set whose defaults depend on others.
+    """Set the arguments whose defaults depend on others.
 
     The files of requests and replies lie beside --out. A key alone does not choose the endpoint,
     since calls cost money: the model must be named, too, and be no path.
@@ -1218,7 +1218,6 @@ def with_files(args):
     stem, _ = os.path.splitext(args.out)
     args.requests = f"{stem}.requests.jsonl"
     args.replies = args.replies or f"{stem}.replies.jsonl"
-    return args
 
 
 # fmt: off

@@ -317,7 +317,7 @@ STRATEGIES = {  # function, number of prompts, what each has to show as {name}
 
 def llm(args):
     """Label the pairs of a run with a language model."""
-    args = with_files(args)
+    with_files(args)
     ask, number, names = STRATEGIES[args.strategy]
     prompts = [read_prompt(prompt, *names) for prompt in args.prompt]
     if args.strategy == "one-step":
@@ -335,14 +335,13 @@ def llm(args):
         *args.fewshot,
         *args.prompt,
         models=[args.model],
-        without=[*ASKING, "batch_size"],
+        without=ASKING,
     )
     if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     run, texts = read_pairs(path, args)
     turns = example_turns(prompts[0], texts[1], args)
     pairs = [prompt_texts(*pair, args) for pair in paired_texts(run, texts)]
-    os.makedirs(Path(args.out).parent, exist_ok=True)  # its replies lie there
     counts = collections.Counter()
     predictions = ask(prompts, pairs, turns, counts, args)
     unusable = predictions.count(None)
@@ -787,15 +786,14 @@ def open_model(load, name, args, dtype="fp32", **options):
     """
     import torch
 
-    if torch.__version__ < "2.10":  # TorchVersion compares numbers
-        fail("torch", "older than 2.10, in which a .bin can run code (CVE-2026-24747); update it")
+    is_old = torch.__version__ < "2.10"  # in which a .bin can run code (CVE-2026-24747)
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
         if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": DTYPES[dtype]}
+    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": True if is_old else None}
     options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
     try:
         model = load(str(name), **options)
@@ -1018,7 +1016,7 @@ THOUGHTS = re.compile(
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Arguments that change no output: it depends on the replies, whoever has given them.
-ASKING = ("base_url", "concurrency", "requests", "retry_errors", "timeout")
+ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
 
 
 class Question(NamedTuple):
@@ -1196,7 +1194,7 @@ def answers_to(questions, counts, args):
     if waiting or failed:
         tell = warn if counts["read"] else fail  # further replies would only cost
         what = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
-        tell(args.replies, f"{dict(counts)}; {what} {str(failed[:1])[:500]}")
+        tell(args.replies, f"{dict(counts)}; {what} {str(failed)[:500]}")
     return list(replies.values())
 
 
@@ -1294,7 +1292,7 @@ def shares_of(votes, labels):
 
 # ----- Who answers
 def with_files(args):
-    """Return the arguments, with those set whose defaults depend on others.
+    """Set the arguments whose defaults depend on others.
 
     The files of requests and replies lie beside --out. A key alone does not choose the endpoint,
     since calls cost money: the model must be named, too, and be no path.
@@ -1306,7 +1304,6 @@ def with_files(args):
     stem, _ = os.path.splitext(args.out)
     args.requests = f"{stem}.requests.jsonl"
     args.replies = args.replies or f"{stem}.replies.jsonl"
-    return args
 
 
 # fmt: off

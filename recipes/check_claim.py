@@ -156,7 +156,7 @@ def show_answer(answer):
         show(
             "         ",
             f"replies without a label, which count as NEI: {answer['unusable']}; of "
-            f"these, refused or cut: {answer['failed']} (05_classify.py llm --retry-errors)",
+            f"these, refused or cut: {answer['failed']} (the next call asks again)",
         )
     for abstract in answer["abstracts"]:
         percent = 100 * abstract["probability"]

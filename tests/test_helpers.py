@@ -280,7 +280,10 @@ def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "error, said",
     [
-        (OSError(28, "No space left on device", "a.tsv"), "error: retrieve: [Errno 28] No space left on device: 'a.tsv'"),
+        (
+            OSError(28, "No space left on device", "a.tsv"),
+            "error: retrieve: [Errno 28] No space left on device: 'a.tsv'",
+        ),
         (ImportError("No module named 'peft'"), "error: retrieve: No module named 'peft'"),
     ],
 )

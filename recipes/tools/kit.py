@@ -278,7 +278,7 @@ def add_model(add, max_tokens):
     add("--max-tokens", type=count, default=max_tokens,
         help="""limit each reply, thoughts included, to this many tokens; reasoning models need 4000
         or more""")
-    add("--extra", type=json.loads, default={},
+    add("--extra", type=lambda text: dict(json.loads(text)), default={},
         help="add these parameters, a JSON object, to each request; null removes a parameter")
     add("--retry-errors", action="store_true", help="""ask again what the server has refused;
         replies that came but could not be read stay as they are""")
