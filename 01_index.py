@@ -362,7 +362,7 @@ def index(args):
         task = task_of(argparse.Namespace(**arguments), args.corpus, models=models)
         if not up_to_date(args, task, f"{args.out}/{kind}", is_folder=True):
             tasks[kind] = (task, model)
-    texts = read_abstracts(args.corpus, args.fields, args.separator) if tasks else {}
+    texts = read_abstracts(args.corpus, args.fields, args.separator or " ") if tasks else {}
     for kind, (task, model) in tasks.items():
         build, _ = INDEXES[kind]
         out = f"{args.out}/{kind}"
@@ -424,7 +424,7 @@ def add_abstracts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract",
         help="make the text of an abstract from these fields")
-    add("--separator", default=" ", help="put this, such as a space, between two fields")
+    add("--separator", help="put this between two fields (default: a space)")
     add("--max-length", type=count, default=512,
         help="""truncate texts (with --pooling chunks: windows) at this many tokens, or at the
         model's own limit if that is lower""")
@@ -647,7 +647,7 @@ def command_line(jobs):
         add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
             if flag.default and flag.default != argparse.SUPPRESS:
-                flag.help += " (default: %(default)s)"
+                flag.help += f" (default: {shown(flag.default)})"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]

@@ -546,7 +546,7 @@ def command_line(jobs):
         add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
             if flag.default and flag.default != argparse.SUPPRESS:
-                flag.help += " (default: %(default)s)"
+                flag.help += f" (default: {shown(flag.default)})"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]

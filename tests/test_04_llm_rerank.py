@@ -351,7 +351,7 @@ REFUSALS = [{"status": status, "text": f"filtered {SECRET}"} for status in (400,
 
 @pytest.mark.parametrize("refusal", [*REFUSALS, FILTERED, UPSTREAM, "I cannot."])
 def test_one_prompt_that_is_never_answered_is_counted(toy, rerank, endpoint, refusal):
-    """Before a refusal is stored, the server has to answer a harmless question with one token."""
+    """Before a refusal is stored, the server has to answer a harmless question."""
 
     def reply(prompt):
         return refusal if "Claim: Polar" in prompt else last_first(prompt)
@@ -362,7 +362,7 @@ def test_one_prompt_that_is_never_answered_is_counted(toy, rerank, endpoint, ref
         made = facts(done)
         assert made["failed"] + made["unread"] == 1 and len(server.asked) == 4
     asked = [body for body in server.asked if body["messages"][0]["content"] == "Say yes."]
-    assert len(asked) == sum(body["max_tokens"] for body in asked) == made["failed"]
+    assert len(asked) == made["failed"]
     assert SECRET not in (toy / REPLIES).read_text() + done.stderr
     assert re.search(r"'unread': 1|'failed': 1}.*filtered \*\*\*", done.stderr)
     found = orders(toy / OUT)
@@ -588,7 +588,8 @@ def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, words, key
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setattr("sys.argv", [SCRIPT, *words.split()])
-    args = KIT.with_files(KIT.command_line({KIT.rerank: KIT.add_rerank}))
+    args = KIT.command_line({KIT.rerank: KIT.add_rerank})
+    KIT.with_files(args)
     assert (args.backend, args.model) == (backend, words.split()[1] if words else SMOLLM2)
 
 

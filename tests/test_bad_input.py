@@ -9,7 +9,7 @@ import json
 import shutil
 
 import pytest
-from conftest import cases, jsonl, tiny, tiny_llm
+from conftest import cases, tiny, tiny_llm
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 

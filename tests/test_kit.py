@@ -306,10 +306,9 @@ def test_six_scripts_in_sequence_with_data_alone(toy, call):
         assert json.loads(done.stdout.splitlines()[-1])["made"], done.stderr
         assert "LOAD REPORT" not in done.stderr and not re.search(r"[\r\n] *\d+%\|", done.stderr)
         assert ("a new classification head" in done.stdout) == (script == "classifier.py")
-        assert ("rerank: " in done.stderr) == (script == "03_rerank.py")
     assert "labelling work/mine/test/rerank.tsv" in done.stdout
     done = call("06_evaluate.py", "--data", "data/mine", cwd=toy)
-    assert done.returncode == 0 and "| verdicts " in done.stdout
+    assert done.returncode == 0 and "verdicts" in done.stdout
 
 
 @pytest.mark.parametrize(

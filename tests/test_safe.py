@@ -122,6 +122,7 @@ def flip(folder):
 
 def test_weights_that_were_replaced_by_hand_are_noticed(small, call, refused):
     """The models have sidecars, as trained ones do, and the new files are as large as the old."""
+    (small / "models").mkdir()
     for name in ("tiny", "encoder"):
         with load("01_index.py").written(small / "models" / name, {}) as new:
             shutil.copytree(small / name, new)

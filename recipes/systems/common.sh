@@ -67,12 +67,13 @@ reduced() {
   if [ -z "$SMALL" ]; then
     return
   fi
+  local two="--fields title,abstract"  # the demo has no others
   case "$1 $2" in
     "01_index.py graph") ;;
-    "recipes/train/encoder.py "*) echo --epochs 0.25 --max-length 48 --batch-size 16 ;;
-    "01_index.py "*) echo --max-length 64 ;;
-    "recipes/train/reranker.py "*) echo --epochs 0.25 --max-length 96 ;;
-    "03_rerank.py "*) echo --depth 10 --max-length 96 ;;
+    "recipes/train/encoder.py "*) echo $two --epochs 0.25 --max-length 48 --batch-size 16 ;;
+    "01_index.py "*) echo $two --max-length 64 ;;
+    "recipes/train/reranker.py "*) echo $two --epochs 0.25 --max-length 96 ;;
+    "03_rerank.py "*) echo $two --depth 10 --max-length 96 ;;
     "04_llm_rerank.py "*) echo --depth 5 --max-words 40 ;;
     "recipes/train/classifier.py "*) echo --epochs 1 --max-length 96 ;;
     "05_classify.py llm") echo --max-words 40 ;;

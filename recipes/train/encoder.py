@@ -63,7 +63,7 @@ def train(args):
     from sentence_transformers.sentence_transformer import losses
 
     claims = kit.read_claims(args.claims)
-    abstracts = INDEX.read_abstracts(args.corpus, args.fields, args.separator)
+    abstracts = INDEX.read_abstracts(args.corpus, args.fields, args.separator or " ")
     found = training.read_examples(args.examples, rows_of, claims, abstracts, args.loss)
     rows = of_one_length(found)
     encoder = INDEX.open_dense_encoder(args.model, args, "fp32")
