@@ -52,7 +52,7 @@ def speed(args):
         kit["outputs_of"](model, pairs[:64])  # warms up
         model[0].preprocess.known.clear()
         start = time.monotonic()
-        probabilities = kit["probabilities_of"](model, kit["outputs_of"](model, pairs))
+        probabilities = kit["probabilities_of"](model, kit["outputs_of"](model, pairs)[0])
         ours = time.monotonic() - start
         theirs_model = pipeline("text-classification", model=folder)
         inputs = [{"text": abstract, "text_pair": claim} for claim, abstract in pairs]
@@ -83,7 +83,7 @@ def baselines(args):
     for split in ("train", "test"):
         claims = kit["read_claims"](f"{args.data}/claims.{split}.tsv")
         abstracts = kit["read_abstracts"](f"{args.data}/corpus.jsonl", "title,abstract")
-        qrels = kit["read_table"](f"{args.data}/qrels.{split}.tsv", kit["QRELS"])
+        qrels = kit["read_table"](f"{args.data}/qrels.{split}.tsv", [*kit["PAIR"], "label"])
         pairs = kit["paired_texts"](qrels, (claims, abstracts))
         texts[split] = [f"{claim} [SEP] {abstract}" for claim, abstract in pairs]
         labels[split] = qrels["label"]

@@ -80,6 +80,7 @@ class Free:
 
     is_asked = False
     num_labels = 1
+    model_type = "CrossEncoder"
     max_seq_length = 512
     default_prompt_name = None
     modalities = ("text",)
@@ -112,7 +113,7 @@ def rerank_without_model(folder, depth, top_k):
     sys.argv = [str(ROOT / "03_rerank.py"), *words]
     names = runpy.run_path(sys.argv[0])["main"].__globals__
     model = Free()
-    model.preprocess = names["PairReader"](model, 0, 32)
+    model.preprocess = names["PairReader"](model, 32)
     names["open_reranker"] = lambda *_: model
     begun = time.monotonic()
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -127,7 +128,7 @@ def finished_share(folder):
     paths = list(folder.glob("work/test/rerank.tsv.parts/*/scores.npy"))
     if not paths:
         return 0.0
-    return float(np.isfinite(np.load(paths[0], mmap_mode="r")[:, 0]).mean())
+    return float((np.fromfile(paths[0]).reshape(-1, 2)[:, 1] > 0).mean())  # [score, state]
 
 
 def rerank(args):

@@ -15,6 +15,7 @@ Examples
 """
 
 import argparse
+import functools
 import json
 import runpy
 import sys
@@ -88,17 +89,18 @@ def stage(names, folder, dtype, batch_size, claims, abstracts, candidates):
         prompt=None,
         model=folder,
         fields="title,abstract",
-        job="rerank",
+        dtype=dtype,
     )
-    model = names["open_reranker"](names["load_reranker"], args, dtype, batch_size)
+    model = names["open_reranker"](args)
     model.predict([("a claim", "an abstract")] * 64)  # warms up
     keys = []
     for claim_id, abstract_ids in candidates.items():
         keys += [(claim_id, abstract_id) for abstract_id in abstract_ids]
     pairs = pd.DataFrame(keys, columns=names["PAIR"])
     begun = time.monotonic()
-    path = Path(folder) / f"{dtype}.npy"  # finished groups: none of another precision
-    scored = names["scored"](model, (claims, abstracts), args, path, pairs)
+    path = Path(folder) / f"{dtype}.scores"  # finished groups: none of another precision
+    scorer = functools.partial(names["outputs_of"], model)
+    scored = names["scored"](scorer, (claims, abstracts), pairs, path)
     seconds = time.monotonic() - begun
     memory = 0
     if torch.cuda.is_available():
