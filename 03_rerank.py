@@ -14,7 +14,7 @@ Writes  rerank.tsv; OUT.parts/: finished scores, from which the same call resume
 Prints  one line of JSON: pairs, truncated pairs, rows, candidates of the run that are left out
 
 recipes/train/reranker.py trains a cross-encoder. Functions that several scripts share stand at the
-end, in marked blocks.
+end, in marked blocks: edit the first copy, then tests/tools/blocks.py --fix.
 
 Examples
     python 03_rerank.py --depth 50 --first-stage 0.5
@@ -227,7 +227,7 @@ def ask_reranker(call, claim, documents, args):
 
 
 def endpoint_scores(args, table, texts, path):
-    """Score by the rerank endpoint; a reply is stored when it comes, so none is paid for twice."""
+    """Score by the rerank endpoint; an interrupted call pays for no reply twice."""
     from tqdm.contrib.concurrent import thread_map
 
     call = functools.partial(client_of(args).post, "/rerank", cast_to=object)
@@ -304,7 +304,7 @@ def with_neighbours(table, graph, score, parts, args):
         new = both.drop_duplicates(PAIR)[len(table) :]
         if new.empty:
             break
-        neighbours = score(new[PAIR], parts / f"neighbours-{number}.npy")
+        neighbours = score(new[PAIR], parts / f"neighbours-{number}")
         table = pd.concat([table, neighbours], ignore_index=True)
     return table
 
@@ -366,7 +366,7 @@ def rerank(args):
     score = functools.partial(scored, open_scorer(args), (claims, abstracts))
     is_within = candidates["rank"] <= args.depth
     with parts_of(args.out, task) as parts:
-        table = score(candidates[is_within], parts / "scores.npy")
+        table = score(candidates[is_within], parts / "scores")
         if graph:
             table = with_neighbours(table, graph, score, parts, args)
         if args.first_stage:
@@ -918,7 +918,7 @@ def outputs_of(model, pairs, pool=None):
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
-            reader.batch_tokens = longest * size // 2  # they fill the GPU
+            reader.batch_tokens = longest * size // 2  # half of what did not fit
             continue
         outputs[batch] = found.reshape(len(batch), -1)
         start += len(batch)

@@ -12,7 +12,8 @@ Rerank candidates with a large language model (RankGPT); job ask answers a file 
 Listwise, a prompt shows a claim and a window of its candidates, and the reply orders them.
 Pointwise, a prompt shows one candidate, and the reply is YES or NO. Several choices in a reply are
 votes. The result is fused with the scores of the run. Functions that several scripts share stand
-at the end, in marked blocks; "language models" explains Question, Choice and Reply.
+at the end, in marked blocks: edit the first copy, then tests/tools/blocks.py --fix. The block
+"language models" explains Question and Reply.
 
 Reads   a run, claims and corpus; --fewshot: judged pairs with their claims; ask: a file of requests
         OPENAI_API_KEY, unless the model is local or the server at --base-url wants no key
@@ -929,7 +930,7 @@ THOUGHTS = re.compile(
 )
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-# Arguments that change no output: it depends on the replies, whoever has given them.
+# Arguments that change no reply on disk; with_replies() keeps the endpoint for the sidecar.
 ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
 
 
@@ -1107,7 +1108,8 @@ def answers_to(questions, counts, args):
     counts.update(read=read, unread=len(waiting), failed=len(failed))
     if waiting or failed:
         tell = warn if counts["read"] else fail  # further replies would only cost
-        what = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
+        what = """unread: not in the form; failed: refused (--retry-errors), or cut by --max-tokens
+            (another value asks all anew)"""
         tell(args.replies, f"{dict(counts)}; {what} {str(failed)[:500]}")
     return list(replies.values())
 

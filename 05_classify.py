@@ -17,7 +17,7 @@ Writes  verdicts.tsv: the four columns of a run, label, p_supports, p_refutes, p
 Prints  the run that is labelled; the last line is JSON
 
 recipes/train/classifier.py trains a classifier. Functions that several scripts share stand at the
-end, in marked blocks.
+end, in marked blocks: edit the first copy, then tests/tools/blocks.py --fix.
 
 Examples
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
@@ -183,7 +183,7 @@ FIRST_LABELS = ("EVIDENCE", "UNKNOWN")  # of the first of two steps
 DIRECTIONS = LABELS[:2]  # the labels of the second one
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
 # Such as "3: 1", "3. 1" or "pair 3 - 1"
-DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
+DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])[^\w?%]*$"
 # 04 is run only once, since each run would load a local model again.
 run_script = functools.cache(runpy.run_path)
 
@@ -303,7 +303,7 @@ def many_pairs(prompts, pairs, turns, counts, args):
             for place, index in enumerate(group):
                 votes = [labels[place] for labels in reply.answers if labels[place]]
                 predictions[index] = shares_of(votes, LABELS)
-                if reply.answers and not votes:  # without an answer, none of the group is asked
+                if reply.answers and not votes:  # a reply without answers was asked again already
                     missing.append(index)
     return predictions
 
@@ -371,7 +371,7 @@ def read_verdicts(path, claims):
 
     verdicts = read_table(path, [*RUN, "label", *PROBABILITIES], claim_id=claims, label=LABELS)
     values = verdicts[PROBABILITIES].apply(pd.to_numeric, errors="coerce").to_numpy()
-    if not np.allclose(values.sum(axis=1), 1, atol=0.01):
+    if not np.allclose(values.sum(axis=1), 1, atol=0.01) or values.min(initial=0) < 0:
         fail(path, "the probabilities of a pair do not sum to 1; label the run again")
     indices = verdicts["label"].map(LABELS.index)
     return verdicts.assign(probability=values[verdicts.index, indices])
@@ -951,7 +951,7 @@ def outputs_of(model, pairs, pool=None):
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
-            reader.batch_tokens = longest * size // 2  # they fill the GPU
+            reader.batch_tokens = longest * size // 2  # half of what did not fit
             continue
         outputs[batch] = found.reshape(len(batch), -1)
         start += len(batch)
@@ -1015,7 +1015,7 @@ THOUGHTS = re.compile(
 )
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-# Arguments that change no output: it depends on the replies, whoever has given them.
+# Arguments that change no reply on disk; with_replies() keeps the endpoint for the sidecar.
 ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
 
 
@@ -1193,7 +1193,8 @@ def answers_to(questions, counts, args):
     counts.update(read=read, unread=len(waiting), failed=len(failed))
     if waiting or failed:
         tell = warn if counts["read"] else fail  # further replies would only cost
-        what = "unread: not in the form; failed: cut by --max-tokens, or refused (--retry-errors)"
+        what = """unread: not in the form; failed: refused (--retry-errors), or cut by --max-tokens
+            (another value asks all anew)"""
         tell(args.replies, f"{dict(counts)}; {what} {str(failed)[:500]}")
     return list(replies.values())
 

@@ -752,8 +752,8 @@ def add_evaluate(job):
         Of rankings: R@k (share of a claim's evidence in the first k ranks), 'pooled R@k' (share of
         all evidence pairs), B-Pref (mean over a claim's R evidence abstracts: 0 for one that is
         not found, else 1 - n / R, where n, at most R, counts the NEI abstracts above it), and any
-        of ir-measures, such as nDCG@10, Judged@10. Of labels: P, R, F1 (weighted by support), macro
-        F1, abstract P, abstract R, abstract F1 (evidence with the right label). Of both, by
+        of ir-measures, such as nDCG@10, Success@5, Judged@10. Of labels: P, R, F1 (weighted by
+        support), macro F1, abstract P, abstract R, abstract F1 (evidence with the right label). Of both, by
         ClimateCheck: Subtask I (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 + R@10), Retrieval
         2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5)""")
     add("--depth", type=count, default=10,

@@ -125,7 +125,7 @@ def rerank_without_model(folder, depth, top_k):
 
 def finished_share(folder):
     """Return the share of pairs that have a score on disk."""
-    paths = list(folder.glob("work/test/rerank.tsv.parts/*/scores.npy"))
+    paths = list(folder.glob("work/test/rerank.tsv.parts/*/scores"))
     if not paths:
         return 0.0
     return float((np.fromfile(paths[0]).reshape(-1, 2)[:, 1] > 0).mean())  # [score, state]
