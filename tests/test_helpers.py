@@ -8,13 +8,22 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import CLAIMS, LABELLED, ROOT, RUN, cases, facts, kill_before, load, tsv
 
 SCRIPT = "02_retrieve.py"
 KIT = load(SCRIPT)
+TASK = {"arguments": {"k": 60}, "inputs": {}}
 ARGS = SimpleNamespace(job="fuse", k=60, force=False, out="a", device=None)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def refusal(capsys, function, *args, **known):
@@ -28,27 +37,22 @@ def refusal(capsys, function, *args, **known):
 # ---------------------------------------------------------------- Reading
 def test_ids_are_strings_and_claims_lose_the_quotation_marks_of_pandas(tmp_path):
     path = tmp_path / "a.tsv"
-    claims = ['says "no"', '"', '""', '"cooling"', '"A" and "B"', "NA"]
-    table = pd.DataFrame({"claim_id": ["007", "NA", "3", "4", "5", "6"], "claim": claims})
-    table.to_csv(path, sep="\t", index=False)
-    found = KIT.read_table(path, CLAIMS)
-    assert found.values.tolist() == table.values.tolist()
-    claims = ['"open', 'Polar "bears', '"Ice" melts']
-    tsv(path, CLAIMS, enumerate(claims))
-    assert KIT.read_table(path, CLAIMS)["claim"].tolist() == claims
-    path.write_bytes(b"\xef\xbb\xbfclaim_id\tclaim\r\n1\tice\r\n")  # as Windows saves it
-    assert KIT.read_table(path, CLAIMS).values.tolist() == [["1", "ice"]]
+    claims = {"007": 'says "no"', "NA": '"', "3": '""', "4": '"cooling"', "5": '"A" "B"', "6": "NA"}
+    pd.DataFrame(claims.items(), columns=CLAIMS).to_csv(path, sep="\t", index=False)
+    assert dict(KIT.read_table(path, CLAIMS).values) == claims
+    claims = {"0": '"open', "1": 'Polar "bears', "2": '"Ice" melts'}
+    tsv(path, CLAIMS, claims.items())
+    assert dict(KIT.read_table(path, CLAIMS).values) == claims
+    path.write_bytes(b"\xef\xbb\xbfclaim_id\tclaim\r\n\r\n1\tice\r\n")  # as Windows saves it
+    assert dict(KIT.read_table(path, CLAIMS).values) == {"1": "ice"}
 
 
 def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     path = tmp_path / "a.tsv"
-    tsv(path, LABELLED, "b|x|2|1|NEI; a|x|1|0.3|NEI; b|y|1|2|REFUTES")
+    tsv(path, LABELLED, "b|x|2.0|1e-1|NEI; a|x|1.0|0.3|NEI; b|y|1.0|2|REFUTES")
     found = KIT.read_table(path, RUN, label=["NEI", "REFUTES"])
-    assert found.values.tolist() == [
-        ["b", "y", 1, 2.0, "REFUTES"],
-        ["b", "x", 2, 1.0, "NEI"],
-        ["a", "x", 1, 0.3, "NEI"],
-    ]
+    rows = [["b", "y", 1, 2.0, "REFUTES"], ["b", "x", 2, 0.1, "NEI"], ["a", "x", 1, 0.3, "NEI"]]
+    assert found.values.tolist() == rows and found["rank"].dtype.kind == "i"
     tsv(path, RUN, [])
     assert KIT.read_table(path, RUN).empty
 
@@ -66,26 +70,11 @@ def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, said):
     assert said in refusal(capsys, KIT.read_table, path, columns, **known)
 
 
-def test_blank_lines_are_skipped_and_ranks_of_floats_are_integers(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text("claim_id\tclaim\n\n1\tice\n\n2\tsun\n\n")
-    assert KIT.read_table(path, CLAIMS).values.tolist() == [["1", "ice"], ["2", "sun"]]
-    tsv(path, RUN, "c|x|1.0|2.5; c|y|2.0|1e-3")  # as pandas may write
-    found = KIT.read_table(path, RUN)
-    assert found["rank"].tolist() == [1, 2] and found["rank"].dtype.kind == "i"
-    assert found["score"].tolist() == pytest.approx([2.5, 0.001])
-
-
 def test_the_text_of_fields_that_are_no_texts():
-    sentences = ["Ice melts.", None, " Sea rises. "]
-    for text, record in {
-        "ice": {"title": None, "abstract": "ice"},
-        "Ice melts. Sea rises.": {"title": float("nan"), "abstract": sentences},
-        "1984": {"title": 1984, "abstract": float("nan")},
-        "T": {"title": "T"},
-        "": {},
-    }.items():
-        assert KIT.text_of(record) == text
+    sentences = {"title": np.nan, "abstract": ["Ice melts.", None, " Sea rises. "]}
+    assert KIT.text_of(sentences) == "Ice melts. Sea rises."
+    assert KIT.text_of({"title": 1984, "abstract": None}) == "1984"
+    assert KIT.text_of({}) == ""
 
 
 def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
@@ -120,54 +109,48 @@ def test_digests_are_of_files_and_of_what_is_loaded_from_folders(tmp_path):
     assert KIT.digest(model) != both
 
 
-def test_a_task_is_arguments_and_inputs_and_a_hub_model_is_a_name(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_task_is_arguments_and_inputs_and_a_hub_model_is_a_name(work):
     Path("x").write_text("x")
     task = KIT.task_of(ARGS, "x", models=["BAAI/bge-m3"])
     assert task == {"arguments": {"job": "fuse", "k": 60}, "inputs": {"x": KIT.digest("x")}}
-    assert "nowhere: not found; run the stage" in refusal(capsys, KIT.task_of, ARGS, "nowhere")
 
 
-def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("script.py").write_text("1")
+def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, work, monkeypatch):
+    out = Path("sub/out")
+    meta = Path("sub/out.meta.json")
     monkeypatch.setattr(sys, "argv", ["script.py"])
-    task = {"arguments": {"k": 60}, "inputs": {}}
-    assert not KIT.up_to_date(ARGS, task, "sub/out")
-    with pytest.raises(ValueError), KIT.written("sub/out", task) as new:
+
+    def is_made(*others, task=TASK, args=ARGS):
+        return KIT.up_to_date(args, task, out, *others)
+
+    Path("script.py").write_text("1")
+    assert not is_made()
+    with pytest.raises(ValueError), KIT.written(out, TASK) as new:
         new.write_text("half")
         raise ValueError
-    assert not Path("sub/out").exists()
+    assert not out.exists()
     for text in ("a", "b"):
-        with KIT.written("sub/out", task, rows=1) as new:
+        with KIT.written(out, TASK, rows=1) as new:
             new.write_text(text)
-        made = json.loads(Path("sub/out.meta.json").read_text())
+        made = json.loads(meta.read_text())
         assert made["sha256"] == hashlib.sha256(text.encode()).hexdigest()
-        assert Path("sub/out").read_text() == text and made["rows"] == 1 and not new.exists()
+        assert out.read_text() == text and made["rows"] == 1 and not new.exists()
         assert made["command"] == ["script.py"] and made["script"] == KIT.digest("script.py")
-    assert KIT.up_to_date(ARGS, task, "sub/out")
-    assert capsys.readouterr().out == "up to date: sub/out (--force makes it again)\n"
     Path("script.py").write_text("2")  # the kit is made to be edited
-    assert KIT.up_to_date(ARGS, task, "sub/out")
-    assert not KIT.up_to_date(ARGS, task | {"inputs": {"x": "1"}}, "sub/out")
-    assert not KIT.up_to_date(ARGS, task, "sub/out", "sub/other")
-    assert not KIT.up_to_date(SimpleNamespace(force=True), task, "sub/out")
-    Path("sub/out").write_text("c")  # of the same size
-    assert not KIT.up_to_date(ARGS, task, "sub/out")
+    assert is_made()
+    assert capsys.readouterr().out == "up to date: sub/out (--force makes it again)\n"
+    assert not is_made(task=TASK | {"inputs": {"x": "1"}})
+    assert not is_made("sub/other") and not is_made(args=SimpleNamespace(force=True))
+    for path, text in ((out, "c"), (meta, ""), (meta, '{"arguments": {"k"')):
+        whole = path.read_text()
+        path.write_text(text)  # of the same size, or torn
+        assert not is_made()
+        path.write_text(whole)
+    assert is_made()
 
 
-@pytest.mark.parametrize("torn", ["", '{"arguments": {"k"'])
-def test_an_output_with_a_torn_sidecar_counts_as_not_made(tmp_path, monkeypatch, torn):
-    monkeypatch.chdir(tmp_path)
-    Path("a").write_text("whole")
-    Path("a.meta.json").write_text(torn)
-    task = {"arguments": {"k": 60}, "inputs": {}}
-    assert not KIT.up_to_date(ARGS, task, "a")
-
-
-def test_two_processes_may_write_one_output(tmp_path, monkeypatch):
+def test_two_processes_may_write_one_output(work):
     """Each writes half, waits for the other, and writes the rest; one of them comes last."""
-    monkeypatch.chdir(tmp_path)
     script = f"""
 import pathlib, runpy, sys, time
 kit = runpy.run_path({str(ROOT / SCRIPT)!r})
@@ -185,67 +168,39 @@ with kit["written"]("out.tsv", {{"inputs": own}}) as new:
     assert [process.wait() for process in started] == [0, 0]
     made = json.loads(Path("out.tsv.meta.json").read_text())
     assert Path("out.tsv").read_text() == made["inputs"] * 1000
-    assert len(list(tmp_path.iterdir())) == 5  # a, b, out.tsv and its sidecar, the script
+    assert len(list(work.iterdir())) == 5  # a, b, out.tsv and its sidecar, the script
 
 
-@pytest.mark.parametrize("name", ["mine", "mine/"])
-def test_what_others_have_made_is_not_replaced(capsys, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_whose_replacement_a_kill_has_stopped_may_be_written_again(capsys, work):
+    """test_safe.py has what is never replaced."""
     Path("mine").mkdir()
-    Path("mine/file").write_text("x")
-
-    def refuses(out, inputs=(), **options):
-        args = SimpleNamespace(force=True)
-        error = refusal(capsys, KIT.up_to_date, args, {"inputs": inputs}, out, **options)
-        assert error.startswith(f"error: {Path(out)}: not made by this script")
-
-    for is_folder in (True, False):
-        refuses(name, is_folder=is_folder)
-    refuses("mine/file", is_folder=True)
-    refuses("./mine/file", ["mine/file"])
-    refuses("/dev/null")
-    Path("mine.meta.json").write_text("{}")  # a kill has left it while an output was replaced
-    refuses(name)
-    args = SimpleNamespace(force=True)
-    assert not KIT.up_to_date(args, {"inputs": []}, name, is_folder=True)
-    assert not KIT.up_to_date(args, {"inputs": []}, "mine/file")  # it may be written again
-    assert Path("mine/file").read_text() == "x"
-
-
-def test_a_folder_of_the_kit_is_replaced_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        with KIT.written("index", {}) as new:
-            new.mkdir()
-            (new / name).touch()
-    assert [path.name for path in Path("index").iterdir()] == ["b"]
+    Path("mine.meta.json").write_text("{}")
+    assert not KIT.up_to_date(ARGS, TASK, "mine", is_folder=True)
+    said = "error: mine: not made by this script"
+    assert said in refusal(capsys, KIT.up_to_date, ARGS, TASK, "mine/")
 
 
 def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call):
     words = "fuse work/demo/test/hybrid.tsv --out a.tsv"
-    facts(call(SCRIPT, words, cwd=toy))
-    whole = (toy / "a.tsv").read_bytes()
-    kill = kill_before("new.replace(path)")
-    assert killed(SCRIPT, f"{words} --force", cwd=toy, edits=kill)
+    assert killed(SCRIPT, words, cwd=toy, edits=kill_before("new.replace(path)"))
     assert json.loads((toy / "a.tsv.meta.json").read_text()) == {}
-    done = call(SCRIPT, words, cwd=toy)
-    assert facts(done)["made"] and (toy / "a.tsv").read_bytes() == whole
+    assert facts(call(SCRIPT, words, cwd=toy))["made"]
 
 
 # ---------------------------------------------------------------- Command line
 @pytest.mark.parametrize(
     ("kind", "taken", "refused"),
     [
-        ("count", ["1", "7"], ["0", "-1", "1.5", "x", "nan"]),
-        ("count_or_0", ["0", "7"], ["-1", "1e3", ""]),
-        ("amount", ["0", "0.5", "2e-5"], ["-1", "nan", "x"]),
-        ("share", ["0", "0.5", "1"], ["-0.1", "1.1", "nan", "inf", "x"]),
+        ("count", "1 7", "0 -1 1.5 x nan"),
+        ("count_or_0", "0 7", "-1 1e3 "),
+        ("amount", "0 0.5 2e-5", "-1 nan x"),
+        ("share", "0 0.5 1", "-0.1 1.1 nan inf x"),
     ],
 )
 def test_a_number_out_of_its_range_is_refused(kind, taken, refused):
     numbers = getattr(KIT, kind)
-    assert [numbers(text) for text in taken] == [float(text) for text in taken]
-    for text in refused:
+    assert [numbers(text) for text in taken.split()] == [float(text) for text in taken.split()]
+    for text in refused.split(" "):
         with pytest.raises(argparse.ArgumentTypeError, match="is no number from"):
             numbers(text)
 
@@ -255,35 +210,23 @@ def test_messages_are_one_line_without_passwords(capsys):
     assert capsys.readouterr().err == "warning: http://***@host/v1: a b\n"
 
 
-def test_work_follows_data_and_the_first_job_is_the_default(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_work_follows_data_and_the_first_job_is_the_default(work, monkeypatch):
     Path("data/other").mkdir(parents=True)
-    jobs = {KIT.retrieve: KIT.add_retrieve, KIT.fuse: KIT.add_fuse}
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "--data", "data/other/", "--top-k", "7"])
-    args = KIT.command_line(jobs)
+
+    def parsed(words):
+        monkeypatch.setattr(sys, "argv", [SCRIPT, *words.split()])
+        return KIT.command_line({KIT.retrieve: KIT.add_retrieve, KIT.fuse: KIT.add_fuse})
+
+    args = parsed("--data data/other/ --top-k 7")
     assert (args.job, args.work, args.top_k) == ("retrieve", "work/other", 7)
     assert args.claims == "data/other//claims.test.tsv" and args.out == "work/other/test"
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "fuse", "a.tsv", "--work", "w"])
-    assert KIT.command_line(jobs).out == "w/test/fused.tsv"
-
-
-def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "retrieve", "--help"])
-    with pytest.raises(SystemExit):
-        KIT.command_line({KIT.retrieve: KIT.add_retrieve})
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "in a run (default: 100)" in shown and "(default: {data}/corpus.jsonl)" in shown
-    assert "(default: all that are in --index) --restrict" in shown
-    assert "(default: )" not in shown and "None)" not in shown and "False)" not in shown
+    assert parsed("fuse a.tsv --work w").out == "w/test/fused.tsv"
 
 
 @pytest.mark.parametrize(
-    "error, said",
+    ("error", "said"),
     [
-        (
-            OSError(28, "No space left on device", "a.tsv"),
-            "error: retrieve: [Errno 28] No space left on device: 'a.tsv'",
-        ),
+        (OSError(28, "No space", "a.tsv"), "error: retrieve: [Errno 28] No space: 'a.tsv'"),
         (ImportError("No module named 'peft'"), "error: retrieve: No module named 'peft'"),
     ],
 )
@@ -291,6 +234,5 @@ def test_faults_of_the_machine_are_one_line(capsys, error, said):
     def fault(_):
         raise error
 
-    assert said in refusal(
-        capsys, KIT.run_job, SimpleNamespace(function=fault, job="retrieve", data="data/demo")
-    )
+    args = SimpleNamespace(function=fault, job="retrieve", data="data/demo")
+    assert said in refusal(capsys, KIT.run_job, args)
