@@ -753,9 +753,9 @@ def add_evaluate(job):
         all evidence pairs), B-Pref (mean over a claim's R evidence abstracts: 0 for one that is
         not found, else 1 - n / R, where n, at most R, counts the NEI abstracts above it), and any
         of ir-measures, such as nDCG@10, Success@5, Judged@10. Of labels: P, R, F1 (weighted by
-        support), macro F1, abstract P, abstract R, abstract F1 (evidence with the right label). Of both, by
-        ClimateCheck: Subtask I (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 + R@10), Retrieval
-        2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5)""")
+        support), macro F1, abstract P, abstract R, abstract F1 (evidence with the right label). Of
+        both, by ClimateCheck: Subtask I (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 + R@10),
+        Retrieval 2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
