@@ -1,25 +1,18 @@
 """
 Make tiny models with random weights, each in the layout of a published one.
 
-Reads   data/models/minilm: its tokenizer
-Writes  FOLDER/OWNER/NAME/ for each of MODELS, or for the names that are given
-
-Example
-    python tests/layouts.py work/hub BAAI/bge-m3 && python tests/hub.py work/hub 8009
+make() reads data/models/minilm: its tokenizer, and writes FOLDER/OWNER/NAME/.
 
 A folder has the names of its model's files, and the fields of its configuration that decide how it
 is used. Vocabularies, sizes and weights are others.
 """
 
 import json
-import os
 import shutil
-import sys
-from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers as tf
+from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     CrossEncoder,
@@ -34,7 +27,6 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers, processors
 from tokenizers.models import Unigram
 
-ROOT = Path(__file__).resolve().parent.parent
 MINILM = ROOT / "data/models/minilm"
 SIZES = {
     "hidden_size": 16,
@@ -45,9 +37,15 @@ SIZES = {
 }
 GROUPED = SIZES | {"num_key_value_heads": 1, "head_dim": 8}
 LONG = {"max_position_embeddings": 2048}
-ABSTRACT_WORDS = "the of and polar bears ice sea warm cold study"
+MODERN = {"pad_token_id": 0, "cls_token_id": 101, "sep_token_id": 102} | LONG
+XLMR = {"pad_token_id": 0, "max_position_embeddings": 514}
+T5_WORDS = "Query Document Relevant true false the of and polar bears ice sea warm cold study"
 INSTRUCTION = {"query": "Instruct: find passages that answer the query\nQuery:", "document": ""}
-GEMMA_PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
+GEMMA_PROMPTS = {
+    "query": "task: search result | query: ",
+    "document": "title: none | text: ",
+    "Classification": "task: classification | query: ",
+}
 
 
 # ---------- Parts of a folder
@@ -73,6 +71,10 @@ def save(folder, config, model_class, tokenizer, seed=0):
     config.vocab_size = len(tokenizer)
     model_class(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def bert(folder, model_class=tf.BertModel):
+    save(folder, tf.BertConfig(**SIZES), model_class, words())
 
 
 def to_bin(folder):
@@ -104,9 +106,13 @@ def as_encoder(folder, pooling, *more, prompts=None):
 
 
 # ---------- Late interaction
+COLBERT = """{"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 32,
+"doc_maxlen": 180, "dim": 8, "mask_punctuation": true}"""
+
+
 def late_interaction(folder):
     """A folder as the library saves it: a transformer, a projection of each token, a mask."""
-    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    bert(folder)
     MultiVectorEncoder(str(folder), device="cpu").save_pretrained(str(folder))
 
 
@@ -116,28 +122,32 @@ def pylate(folder):
     modules = json.loads((folder / "modules.json").read_text())[:2]
     modules[1]["type"] = "pylate.models.Dense.Dense"
     (folder / "modules.json").write_text(json.dumps(modules))
-    own = {"model_type": None, "query_prefix": "[Q] ", "document_prefix": "[D] "}
-    own |= {"query_length": 32, "document_length": 300, "attend_to_expansion_tokens": False}
-    edit(folder / "config_sentence_transformers.json", similarity_fn_name="MaxSim", **own)
+    edit(
+        folder / "config_sentence_transformers.json",
+        model_type=None,
+        similarity_fn_name="MaxSim",
+        query_prefix="[Q] ",
+        document_prefix="[D] ",
+        query_length=32,
+        document_length=300,
+        attend_to_expansion_tokens=False,
+    )
 
 
 def colbert_v2(folder):
     """A folder by Stanford's ColBERT: the projection lies among the weights of BERT."""
-    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    bert(folder)
     weights = load_file(folder / "model.safetensors")
     weights = {f"bert.{name}": weight for name, weight in weights.items()}
     weights["linear.weight"] = torch.randn(8, SIZES["hidden_size"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     edit(folder / "config.json", architectures=["HF_ColBERT"])
-    own = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "mask_punctuation": True}
-    own |= {"query_maxlen": 32, "doc_maxlen": 180, "dim": 8}
-    (folder / "artifact.metadata").write_text(json.dumps(own))
+    (folder / "artifact.metadata").write_text(COLBERT)
 
 
 # ---------- Encoders
 def bge_m3(folder):
-    config = tf.XLMRobertaConfig(**SIZES, max_position_embeddings=514, pad_token_id=0)
-    save(folder, config, tf.XLMRobertaModel, words())
+    save(folder, tf.XLMRobertaConfig(**SIZES, **XLMR), tf.XLMRobertaModel, words())
     as_encoder(folder, "cls", Normalize())
     to_bin(folder)
     for name in ("colbert_linear.pt", "sparse_linear.pt"):
@@ -145,15 +155,14 @@ def bge_m3(folder):
 
 
 def e5(folder):
-    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    bert(folder)
     as_encoder(folder, "mean", Normalize())
-    (folder / "config_sentence_transformers.json").unlink()
 
 
 def multilingual_e5(folder):
-    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    e5(folder)
     prompts = {"query": "query: ", "passage": "passage: "}
-    as_encoder(folder, "mean", Normalize(), prompts=prompts)
+    edit(folder / "config_sentence_transformers.json", prompts=prompts)
 
 
 def gated(folder):
@@ -170,10 +179,7 @@ def qwen3_embedding(folder):
 
 
 def gte_modernbert(folder):
-    config = tf.ModernBertConfig(
-        **SIZES, **LONG, pad_token_id=0, cls_token_id=101, sep_token_id=102
-    )
-    save(folder, config, tf.ModernBertModel, words())
+    save(folder, tf.ModernBertConfig(**SIZES, **MODERN), tf.ModernBertModel, words())
     as_encoder(folder, "cls")
 
 
@@ -190,7 +196,7 @@ def embedding_gemma(folder):
 
 
 def scibert(folder):
-    save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
+    bert(folder, tf.BertForMaskedLM)
     to_bin(folder)
     edit(folder / "config.json", architectures=None, dtype=None, transformers_version=None)
     vocabulary = words().get_vocab()
@@ -206,16 +212,18 @@ def static(folder):
 
 
 # ---------- SPLADE
+def splade_modules(folder):
+    bert(folder, tf.BertForMaskedLM)
+    return [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
+
+
 def splade(folder):
-    save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
-    modules = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
-    finish(SparseEncoder, folder, modules)
+    finish(SparseEncoder, folder, splade_modules(folder))
     (folder / ".gated").touch()
 
 
 def inference_free_splade(folder):
-    save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
-    document = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
+    document = splade_modules(folder)
     torch.manual_seed(0)
     query = SparseStaticEmbedding(words(), weight=torch.rand(len(words())), frozen=True)
     router = Router.for_query_document([query], document)
@@ -272,9 +280,8 @@ def mono_t5(folder):
 
 def t5_pieces():
     """Return a tokenizer as T5's: a word that it does not know, as "b", begins with a blank."""
-    known = ["Query", "Document", "Relevant", "true", "false", *ABSTRACT_WORDS.split()]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
-    pieces += [(f"▁{word}", -3.0) for word in known]
+    pieces += [(f"▁{word}", -3.0) for word in T5_WORDS.split()]
     pieces += [(chr(code), -5.0) for code in range(33, 384)]
     unigram = Tokenizer(Unigram(pieces, unk_id=2))
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -284,30 +291,22 @@ def t5_pieces():
     )
 
 
-def adapter(folder):
-    """Write low-rank adapters of a cross-encoder, without its weights."""
-    import peft
+def adapter(make_base, model_class, name):
+    """Return the maker of low-rank adapters of a model, whose weights lie under a name."""
 
-    classifier(tf.BertConfig)(folder)
-    base = tf.AutoModelForSequenceClassification.from_pretrained(folder)
-    shutil.rmtree(folder)
-    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules="all-linear"))
-    adapted.save_pretrained(folder)
-    words().save_pretrained(folder)
+    def make(folder):
+        import peft
 
+        make_base(folder)
+        base = model_class.from_pretrained(folder)
+        shutil.rmtree(folder)
+        torch.manual_seed(0)
+        config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+        peft.get_peft_model(base, config).save_pretrained(folder)
+        edit(folder / "adapter_config.json", base_model_name_or_path=name)
+        words().save_pretrained(folder)
 
-def encoder_adapter(folder):
-    """Write low-rank adapters of BGE-M3, which lies beside them on the hub."""
-    import peft
-
-    bge_m3(folder)
-    base = tf.AutoModel.from_pretrained(folder)
-    shutil.rmtree(folder)
-    torch.manual_seed(0)
-    config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
-    peft.get_peft_model(base, config).save_pretrained(folder)
-    edit(folder / "adapter_config.json", base_model_name_or_path="BAAI/bge-m3")
-    words().save_pretrained(folder)
+    return make
 
 
 def gguf(folder):
@@ -324,8 +323,6 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-MODERN = {"pad_token_id": 0, "cls_token_id": 101, "sep_token_id": 102} | LONG
-XLMR = {"pad_token_id": 0, "max_position_embeddings": 514}
 MODELS = {
     "BAAI/bge-m3": bge_m3,
     "intfloat/e5-large-v2": e5,
@@ -350,8 +347,10 @@ MODELS = {
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),
     "HuggingFaceTB/SmolLM2-135M-Instruct": causal(tf.LlamaConfig, CHATML),
     "someone/gated": gated,
-    "someone/adapter": adapter,
-    "someone/encoder-adapter": encoder_adapter,
+    "someone/adapter": adapter(
+        classifier(tf.BertConfig), tf.AutoModelForSequenceClassification, "someone/nothing"
+    ),
+    "someone/encoder-adapter": adapter(bge_m3, tf.AutoModel, "BAAI/bge-m3"),
     "someone/model-GGUF": gguf,
     "castorini/monot5-3b-msmarco-10k": mono_t5,
     "MoritzLaurer/DeBERTa-v3-base-mnli": nli("entailment neutral contradiction"),
@@ -365,12 +364,8 @@ MODELS = {
 }
 
 
-def make(folder, names=MODELS):
+def make(folder, names):
     """Write FOLDER/OWNER/NAME for each name."""
     for name in names:
-        (Path(folder) / name).mkdir(parents=True)
-        MODELS[name](Path(folder) / name)
-
-
-if __name__ == "__main__":
-    make(sys.argv[1], sys.argv[2:] or MODELS)
+        (folder / name).mkdir(parents=True)
+        MODELS[name](folder / name)
