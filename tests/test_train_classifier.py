@@ -52,11 +52,12 @@ def test_the_prior_is_corrected_once_and_adjust_knows_it(sampler, loss, alphas, 
     assert KIT.seen_shares(np.array([3, 0, 7]), args)[1] == 0
 
 
-def test_too_few_pairs_or_claims_to_hold_out_are_told(capsys):
+def test_claims_are_held_out_whole(capsys):
     pairs = pd.DataFrame({"claim_id": np.arange(999) // 5, "gold": np.arange(999) % 3})
-    for table, share in ((pairs, 0.99), (pairs[:4], 0.1)):
-        assert not len(KIT.hold_out(table, arguments(held_out=share))[1])
-        assert "--held-out: too few pairs or claims" in capsys.readouterr().err
+    trained, held_out = KIT.hold_out(pairs, arguments())
+    assert set(trained["claim_id"]).isdisjoint(held_out["claim_id"])
+    assert KIT.hold_out(pairs[:4], arguments())[1].empty  # pairs of one claim
+    assert "--held-out: too few pairs or claims" in capsys.readouterr().err
 
 
 FREEZE = """null|embeddings layer.0 layer.1 pooler classifier; "encoder"|pooler classifier
