@@ -47,8 +47,8 @@ PRIORS = """balanced|focal|[1, 1, 1]|[1, 1, 1]; shuffle|focal|[0.66667, 2, 0.333
 def test_the_prior_is_corrected_once_and_adjust_knows_it(sampler, loss, alphas, shares):
     counts = np.array([30, 10, 60])
     args = arguments(sampler=sampler, loss=loss)
-    assert list(KIT.loss_weights(counts, args)) == pytest.approx(json.loads(alphas), 1e-4)
-    assert list(3 * KIT.seen_shares(counts, args)) == pytest.approx(json.loads(shares), 1e-4)
+    assert KIT.loss_weights(counts, args) == pytest.approx(json.loads(alphas), 1e-4)
+    assert 3 * KIT.seen_shares(counts, args) == pytest.approx(json.loads(shares), 1e-4)
     assert KIT.seen_shares(np.array([3, 0, 7]), args)[1] == 0
 
 
