@@ -400,7 +400,7 @@ ABSTRACT_ID = r"(?!None$)[^\t\r\n]+"  # fits into a TSV file; None is JSON's nul
 
 def shown(text):
     """Return a text in one line, with the passwords of URLs hidden."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
+    return re.sub(r"(?<=://)[^/\s]+@", "***@", " ".join(str(text).split()))
 
 
 def warn(where, what):
@@ -499,7 +499,7 @@ def written(path, task, **summary):
         yield new
         meta = Path(f"{path}.meta.json")
         meta.write_text("{}")
-        if path.is_dir():  # a folder cannot take the place of another one
+        if path.is_dir() and new.is_dir():  # no folder takes the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
         made = {
@@ -625,8 +625,8 @@ def read_table(path, columns, **known):
 
 def read_claims(path):
     """Return {claim_id: claim}."""
-    table = read_table(path, ["claim_id", "claim"])
-    return dict(zip(table["claim_id"], table["claim"]))
+    columns = ["claim_id", "claim"]
+    return dict(read_table(path, columns)[columns].to_numpy())
 
 
 def read_corpus(path):
@@ -745,7 +745,7 @@ def open_model(load, name, args, dtype="fp32", **options):
         if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": True if is_old else None}
+    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": is_old or None}
     options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
     try:
         model = load(str(name), **options)

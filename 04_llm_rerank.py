@@ -319,8 +319,8 @@ def store(request, file, response=None, error=None):
 def send_once(send, request, **options):
     """Send a request for the openai client, and so decide what the client repeats.
 
-    It repeats timeouts and statuses from 500. A call that timed out may be paid for, so this raises
-    an error of openai's own, which the client passes on. A reply without a completion, such as an
+    It repeats timeouts, lost connections, and the statuses 408, 409, 429 and from 500. A call that
+    timed out may be paid for, so this raises an error of openai's own, which the client passes on. A reply without a completion, such as an
     HTML page, gets the status 520.
     """
     import openai
@@ -543,7 +543,9 @@ def ask(args):
     if failed:
         tell = warn if len(failed) < len(requests) else fail
         tell(
-            args.replies, f"{len(failed)} refused, cut, or to another body: {str(failed[0])[:500]}"
+            args.replies,
+            f"""{len(failed)} refused, cut, or to another body (give other --replies):
+            {str(failed[0])[:500]}""",
         )
     return {"made": [args.replies], "failed": len(failed)}
 
@@ -603,7 +605,7 @@ ABSTRACT_ID = r"(?!None$)[^\t\r\n]+"  # fits into a TSV file; None is JSON's nul
 
 def shown(text):
     """Return a text in one line, with the passwords of URLs hidden."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
+    return re.sub(r"(?<=://)[^/\s]+@", "***@", " ".join(str(text).split()))
 
 
 def warn(where, what):
@@ -702,7 +704,7 @@ def written(path, task, **summary):
         yield new
         meta = Path(f"{path}.meta.json")
         meta.write_text("{}")
-        if path.is_dir():  # a folder cannot take the place of another one
+        if path.is_dir() and new.is_dir():  # no folder takes the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
         made = {
@@ -828,8 +830,8 @@ def read_table(path, columns, **known):
 
 def read_claims(path):
     """Return {claim_id: claim}."""
-    table = read_table(path, ["claim_id", "claim"])
-    return dict(zip(table["claim_id"], table["claim"]))
+    columns = ["claim_id", "claim"]
+    return dict(read_table(path, columns)[columns].to_numpy())
 
 
 def read_corpus(path):

@@ -789,7 +789,7 @@ ABSTRACT_ID = r"(?!None$)[^\t\r\n]+"  # fits into a TSV file; None is JSON's nul
 
 def shown(text):
     """Return a text in one line, with the passwords of URLs hidden."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
+    return re.sub(r"(?<=://)[^/\s]+@", "***@", " ".join(str(text).split()))
 
 
 def warn(where, what):
@@ -888,7 +888,7 @@ def written(path, task, **summary):
         yield new
         meta = Path(f"{path}.meta.json")
         meta.write_text("{}")
-        if path.is_dir():  # a folder cannot take the place of another one
+        if path.is_dir() and new.is_dir():  # no folder takes the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
         made = {
@@ -1014,8 +1014,8 @@ def read_table(path, columns, **known):
 
 def read_claims(path):
     """Return {claim_id: claim}."""
-    table = read_table(path, ["claim_id", "claim"])
-    return dict(zip(table["claim_id"], table["claim"]))
+    columns = ["claim_id", "claim"]
+    return dict(read_table(path, columns)[columns].to_numpy())
 
 
 def read_corpus(path):

@@ -10,7 +10,7 @@ taken, because no other script has all that is needed: tables, texts, prompts an
 Tables. read_table reads and checks the files that data/README.md describes: claims, judgements,
 runs, verdicts. read_texts reads any other TSV file, all columns as texts. write_table writes both.
 
-Language models. With --base-url or LLM_BASE_URL, an endpoint answers, as in 04. Without, a program
+Language models. With --base-url or LLM_BASE_URL, an endpoint answers. Without, a program
 writes its requests to a file and ends with status 3; 04_llm_rerank.py ask, or another engine,
 answers them, and the same call of the program goes on.
 """
@@ -66,7 +66,7 @@ CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
-    """End if an output would replace an input, or what the kit has not made."""
+    """End if an output would replace an input, or a folder that the kit has not made."""
     args = argparse.Namespace(force=True)
     up_to_date(args, {"inputs": inputs}, *outs, is_folder=is_folder)
 
@@ -172,7 +172,7 @@ def read_verdicts(path, columns):
 
     table = read_table(path, [*columns, *PROBABILITIES])
     numbers = table[PROBABILITIES].apply(pd.to_numeric, errors="coerce")
-    is_right = numbers.ge(0).all(axis=1)
+    is_right = ((numbers >= 0) & (numbers <= 1)).all(axis=1)
     if not is_right.all():
         pair = " ".join(table.loc[is_right.idxmin(), PAIR])
         fail(path, f"no probabilities: {pair}; label the run again")

@@ -131,7 +131,7 @@ def begin(args, *others):
     others: paths of inputs beside those that flags name.
     """
     named = filter(None, map(vars(args).get, INPUTS))
-    task = kit.task_of(args, *others, *named, models=[args.model])
+    task = kit.LLM_RERANK.task_of(args, *others, *named, models=[args.model])
     if kit.up_to_date(args, task, args.out, is_folder=True):
         print('{"made": []}')
         sys.exit()
