@@ -1,19 +1,17 @@
-"""recipes/train/reranker.py: losses, dev; test_train_training.py has kills."""
+"""recipes/train/reranker.py: losses, dev; restarts."""
 
-import functools
 from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import RUN, cells, facts, load, read, tiny, tsv
+from conftest import CLAIMS, RUN, cells, facts, kill_before, load, read, tiny, tsv
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
-from sentence_transformers.cross_encoder import losses
 
 SCRIPT = "reranker.py"
 KIT = load("recipes/train/reranker.py")
-TRAIN = "--model tiny --max-length 32 --batch-size 2 --lr 1e-3 --dev-split test"
+TRAIN = "--model tiny --max-length 32 --batch-size 2 --lr 1e-3 --dev-split test --epochs 2"
 
 
 @pytest.mark.parametrize(
@@ -23,8 +21,8 @@ TRAIN = "--model tiny --max-length 32 --batch-size 2 --lr 1e-3 --dev-split test"
 )
 def test_every_loss_trains_a_model_that_reranks(toy, call, loss, shape, rows):
     tiny(toy / "tiny", dtype="bfloat16")
-    words = f"data/demo/{shape}.jsonl {TRAIN} --loss {loss} --epochs 2 --cutoff 1"
-    words = f"{words} --positive-weight balanced"
+    tsv(toy / "data/demo/claims.train.tsv", CLAIMS, f"c1|{'sun ' * 700}; c2|ice")
+    words = f"data/demo/{shape}.jsonl {TRAIN} --loss {loss} --positive-weight balanced --cutoff 1"
     made = facts(call(SCRIPT, words, cwd=toy))
     assert made["rows"] == int(rows) and len(made["dev_ndcg@10"]) == 3  # before, two epochs
     weights = load_file(toy / "work/demo/models/reranker/model.safetensors").values()
@@ -37,19 +35,16 @@ def test_every_loss_trains_a_model_that_reranks(toy, call, loss, shape, rows):
 
 def logits_model(folder):
     """A small cross-encoder whose scores are logits."""
-    model = CrossEncoder(tiny(folder / "tiny"), device="cpu").eval()
-    model.activation_fn = torch.nn.Identity()
-    return model
+    return CrossEncoder(tiny(folder / "tiny"), device="cpu", activation_fn=torch.nn.Identity())
 
 
-def test_losses_by_hand(models, tmp_path):
+def test_losses_by_hand(tmp_path):
     model = logits_model(tmp_path)
     claims = ["ice", "sea"]
     good = ["ice melts", "sun"]
     bad = ["up", "the sea is up"]
-    score = functools.partial(model.predict, show_progress_bar=False)
-    up = score(list(zip(claims, good)))
-    down = score(list(zip(claims, bad)))
+    up = model.predict(list(zip(claims, good)))
+    down = model.predict(list(zip(claims, bad)))
     lead = up - down
     margin = float(np.abs(lead).mean())  # one pair may be beyond it
     loss = KIT.loss_of(model, [], Namespace(loss="margin", margin=margin))
@@ -69,7 +64,7 @@ def test_losses_by_hand(models, tmp_path):
         assert found == pytest.approx(wanted, abs=1e-5)
 
 
-def test_losses_over_lists_by_hand(models, tmp_path):
+def test_losses_over_lists_by_hand(tmp_path):
     tuples = [("ice", "a", "x"), ("ice", "a", "y"), ("ice", "b", "x"), ("sea", "c", "y")]
     assert KIT.lists_of(tuples, "lambda") == [
         ("ice", ["x", "a", "y", "b"], [0, 1, 0, 1]),
@@ -88,11 +83,10 @@ def test_losses_over_lists_by_hand(models, tmp_path):
     found = found([claims, texts], [torch.tensor(values) for values in targets]).item()
     wanted = []
     for claim, abstracts, values in lists:
-        scores = model.predict([(claim, text) for text in abstracts], show_progress_bar=False)
+        scores = model.predict([(claim, text) for text in abstracts])
         wanted.append(np.log(np.exp(scores).sum()) - scores[values.index(0)])
     assert found == pytest.approx(np.mean(wanted), abs=1e-5)
-    found = KIT.loss_of(model, lists, Namespace(loss="lambda", cutoff=5))
-    assert isinstance(found, losses.LambdaLoss) and found.k == 5
+    assert KIT.loss_of(model, lists, Namespace(loss="lambda", cutoff=5)).k == 5
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -100,7 +94,7 @@ def test_dev_is_the_ndcg_of_the_candidates(toy, call, depth):
     tiny(toy / "tiny")
     run = "c3|0001|1|1; c4|0006|1|3; c4|0005|2|2; c4|0004|3|1"  # one is alone; none of c5
     tsv(toy / "work/demo/test/hybrid.tsv", RUN, run)
-    words = f"data/demo/pairs.jsonl {TRAIN} --epochs 1 --dev-depth {depth} --out trained"
+    words = f"data/demo/pairs.jsonl {TRAIN} --dev-depth {depth} --out trained"
     curve = facts(call(SCRIPT, words, cwd=toy))["dev_ndcg@10"]
     words = f"--model tiny --max-length 32 --depth {depth} --out new.tsv"
     facts(call("03_rerank.py", words, cwd=toy))
@@ -121,3 +115,13 @@ def test_dev_is_the_ndcg_of_the_candidates(toy, call, depth):
 def test_no_dev_run_and_pairs_for_a_loss_on_tuples_are_refused(toy, refused, flag, said):
     tiny(toy / "tiny")
     refused(toy, SCRIPT, f"data/demo/pairs.jsonl {TRAIN} {flag}", said=said)
+
+
+def test_a_checkpoint_that_a_kill_tore_is_made_again(toy, call, killed):
+    tiny(toy / "tiny")
+    words = f"data/demo/pairs.jsonl {TRAIN} --out"
+    whole = facts(call(SCRIPT, f"{words} whole", cwd=toy))
+    kill = kill_before("log = trainer.state.log_history")
+    assert killed(SCRIPT, f"{words} killed", cwd=toy, edits=kill)
+    max(toy.glob("killed.parts/*/checkpoint-*/trainer_state.json")).unlink()
+    assert facts(call(SCRIPT, f"{words} killed", cwd=toy)) == whole | {"made": ["killed"]}
