@@ -320,8 +320,8 @@ def send_once(send, request, **options):
     """Send a request for the openai client, and so decide what the client repeats.
 
     It repeats timeouts, lost connections, and the statuses 408, 409, 429 and from 500. A call that
-    timed out may be paid for, so this raises an error of openai's own, which the client passes on. A reply without a completion, such as an
-    HTML page, gets the status 520.
+    timed out may be paid for, so this raises an error of openai's own, which the client passes on.
+    A reply without a completion, such as an HTML page, gets the status 520.
     """
     import openai
 
