@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import runpy
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOY = ROOT / "tests" / "toy"  # twelve abstracts, five judged claims, a run that begins with those
+TOY = ROOT / "tests/toy"  # twelve abstracts, five judged claims, a run that begins with those
 SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL", "NO_COLOR")  # of this machine
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 KEY = RUN[:2]
@@ -42,8 +43,7 @@ def tsv(path, header, rows):
     if isinstance(rows, str):
         rows = cells(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["\t".join(map(str, row)) for row in [header, *rows]]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in [header, *rows]), "utf-8")
 
 
 def read(path):
@@ -53,12 +53,12 @@ def read(path):
 
 def jsonl(path, *lines):
     """Write records as JSON Lines."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 
 
 def records(path):
     """Read JSON Lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 ABSTRACTS = {record["abstract_id"]: record["abstract"] for record in records(TOY / "corpus.jsonl")}
@@ -66,7 +66,7 @@ ABSTRACTS = {record["abstract_id"]: record["abstract"] for record in records(TOY
 
 def cases(name):
     """Read a table of test cases in this folder, without its header."""
-    lines = (ROOT / "tests" / name).read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / f"tests/{name}").read_text("utf-8").splitlines()
     return [line.split("\t") for line in lines[1:]]
 
 
@@ -75,48 +75,40 @@ def contents():
     """contents(folder): {path: bytes} of its files without links, to see what a call changed."""
 
     def read_files(folder, aside="//"):
-        paths = [path for path in Path(folder).rglob("*") if "models" not in path.parts]
-        files = [path for path in paths if path.is_file() and not path.is_symlink()]
-        return {
-            path: path.read_bytes()
-            for path in files
-            if path.suffix != ".py" and aside not in str(path)
-        }
+        found = {}
+        for path in Path(folder).rglob("*"):
+            is_other = path.suffix == ".py" or "models" in path.parts or aside in str(path)
+            if path.is_file() and not path.is_symlink() and not is_other:
+                found[path] = path.read_bytes()
+        return found
 
     return read_files
 
 
 # ---------------------------------------------------------------- Models and toy data
-RUNNING = contextlib.ExitStack()  # what this session has started
-
-
 def pytest_sessionstart(session):
     """Fetch the models, and start warm_python(), once before tests run in parallel.
 
     Each process keeps to one core: a copy of one with threads of torch waits for them for ever.
     """
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_BAR_FORMAT": "{desc}: {n_fmt}/{total_fmt}\n"}
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_BAR_FORMAT": "{desc}: {n_fmt}/{total_fmt}\n",
+        "OMP_NUM_THREADS": "1",
+    }
     for name in SECRETS:
         os.environ.pop(name, None)
-    os.environ["OMP_NUM_THREADS"] = "1"
     if not hasattr(session.config, "workerinput"):
-        subprocess.run([sys.executable, ROOT / "data" / "download.py", "models"], check=False)
-        os.environ["WARM_PATH"] = RUNNING.enter_context(warm_python())
-
-
-def pytest_sessionfinish():
-    RUNNING.close()
+        subprocess.run([sys.executable, ROOT / "data/download.py", "models"])
+        running = contextlib.ExitStack()
+        session.config.add_cleanup(running.close)
+        os.environ["WARM_PATH"] = running.enter_context(warm_python())
 
 
 def pytest_collection_modifyitems(items):
     """Two workers begin with Ray, one with short tests; no long one comes last."""
     order = ["test_on_ray", "test_02_retrieve", "test_03_rerank", "test_notebook", "test_recipes"]
-
-    def place(item):
-        script = item.path.stem
-        return order.index(script) if script in order else len(order)
-
-    items.sort(key=place)
+    items.sort(key=lambda item: [*order, item.path.stem].index(item.path.stem))
 
 
 @contextlib.contextmanager
@@ -128,8 +120,7 @@ def warm_python():
         socket = Path(folder, "s")
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} ask {socket} "$@"\n')
         python.chmod(0o755)
-        command = [sys.executable, script, "serve", socket]
-        with subprocess.Popen(command) as server:
+        with subprocess.Popen([sys.executable, script, "serve", socket]) as server:
             while not socket.exists() and server.poll() is None:
                 time.sleep(0.05)
             yield f"{folder}:{os.environ['PATH']}"
@@ -145,8 +136,9 @@ def warm():
 @pytest.fixture(scope="session")
 def models():
     """data/models/ with minilm, splade-tiny and smollm2."""
-    assert (ROOT / "data" / "models" / "smollm2").exists(), "python data/download.py models"
-    return ROOT / "data" / "models"
+    folder = ROOT / "data/models"
+    assert (folder / "smollm2").exists(), "python data/download.py models"
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -171,6 +163,15 @@ def served(warm, tmp_path_factory):
         yield server
 
 
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.5,
+}
+
+
 def tiny(folder, outputs=("LABEL_0",), seed=0, dtype="float32"):
     """Make a BERT of two small layers with random weights and outputs of these names."""
     import torch
@@ -179,11 +180,7 @@ def tiny(folder, outputs=("LABEL_0",), seed=0, dtype="float32"):
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=30_522,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        initializer_range=0.5,
+        **SIZES,
         id2label=dict(enumerate(outputs)),
     )
     model = AutoModelForSequenceClassification.from_config(config)
@@ -195,8 +192,7 @@ def tiny(folder, outputs=("LABEL_0",), seed=0, dtype="float32"):
 def tiny_llm(folder):
     """Make a language model of two small layers with random weights, which reads bytes."""
     import torch
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
@@ -204,7 +200,7 @@ def tiny_llm(folder):
     byte_level = pre_tokenizers.ByteLevel(False)
     tokens = marks + sorted(byte_level.alphabet())
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    bpe = Tokenizer(BPE(vocabulary, []))
+    bpe = Tokenizer(models.BPE(vocabulary, []))
     bpe.pre_tokenizer = byte_level
     bpe.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -217,11 +213,7 @@ def tiny_llm(folder):
     tokenizer.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=len(tokens),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.5,
+        **SIZES,
         max_position_embeddings=4096,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -231,35 +223,30 @@ def tiny_llm(folder):
 @pytest.fixture
 def toy(tmp_path, models):
     """A folder with the toy as data/demo/, a hybrid run per split in work/demo/, data/models."""
-    shutil.copytree(TOY, tmp_path / "data" / "demo")
-    (tmp_path / "data" / "models").symlink_to(models)
+    shutil.copytree(TOY, tmp_path / "data/demo")
+    (tmp_path / "data/models").symlink_to(models)
     for split in ("train", "test"):
-        (tmp_path / "work" / "demo" / split).mkdir(parents=True)
-        run = tmp_path / "data" / "demo" / f"hybrid.{split}.tsv"
-        run.rename(tmp_path / "work" / "demo" / split / "hybrid.tsv")
+        folder = tmp_path / "work/demo" / split
+        folder.mkdir(parents=True)
+        (tmp_path / f"data/demo/hybrid.{split}.tsv").rename(folder / "hybrid.tsv")
     return tmp_path
 
 
 # ---------------------------------------------------------------- Scripts
 def load(script):
     """Return the names of a script, without running it; it finds the modules beside it."""
-    path = ROOT / script
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    return SimpleNamespace(**runpy.run_path(str(path)))
+    path = str(ROOT / script)
+    sys.path.append(os.path.dirname(path))
+    return SimpleNamespace(**runpy.run_path(path))
 
 
-def copy(script, folder, edits):
-    """Copy a script alone into folder, and return its text.
-
-    edits: {a part of it: what stands there instead}.
-    """
-    text = (ROOT / script).read_text(encoding="utf-8")
+def edited(edits, *paths):
+    """Return the texts of files, with edits: {a part of one of them: what stands there instead}."""
+    texts = [path.read_text("utf-8") for path in paths]
     for old, new in (edits or {}).items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (folder / script).write_text(text, encoding="utf-8")
-    return text
+        assert "".join(texts).count(old) == 1, old
+        texts = [text.replace(old, new) for text in texts]
+    return texts
 
 
 compiled = functools.cache(compile)
@@ -271,7 +258,7 @@ def kill_before(statement, time=1, by="__import__('signal').raise_signal(9)"):
     return {statement: f"next({lives}, None) or {by}; {statement}"}
 
 
-def end_of(main, args, capsys):
+def end_of(main, capsys):
     """Call main and return what it leaves, as of a process."""
     from tqdm import tqdm  # here, since main's script has set how bars look
 
@@ -282,64 +269,43 @@ def end_of(main, args, capsys):
         main()
     except SystemExit as end:
         status = end.code
-    return subprocess.CompletedProcess(args, status, *capsys.readouterr())
+    return subprocess.CompletedProcess(sys.argv, status, *capsys.readouterr())
 
 
-TRAIN = ROOT / "recipes" / "train"
-
-
-def train_texts(program, edits):
-    """Return the texts of training.py and of a program beside it, with edits as copy() takes them.
-
-    An edit is made in the one of the two that has its part.
-    """
-    texts = [path.read_text(encoding="utf-8") for path in (TRAIN / "training.py", TRAIN / program)]
-    for old, new in (edits or {}).items():
-        assert "".join(texts).count(old) == 1, old
-        texts = [text.replace(old, new) for text in texts]
-    return texts
+TRAIN = ROOT / "recipes/train"
 
 
 @pytest.fixture
-def train(monkeypatch, capsys):
-    """train("mine.py", args, edits): a program of recipes/train in the current folder."""
-
-    def call_train(program, args, edits):
-        shared, text = train_texts(program, edits)
-        monkeypatch.syspath_prepend(TRAIN)
-        training = ModuleType("training")
-        training.__file__ = str(TRAIN / "training.py")
-        monkeypatch.setitem(sys.modules, "training", training)
-        exec(compiled(shared, training.__file__, "exec"), training.__dict__)
-        monkeypatch.setattr(sys, "argv", [str(TRAIN / program), *args])
-        program_names = {"__name__": "__main__"}
-        code = compiled(text, str(TRAIN / program), "exec")
-        return end_of(lambda: exec(code, program_names), sys.argv, capsys)
-
-    return call_train
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, train):
+def call(monkeypatch, capsys):
     """call("03_rerank.py", "--depth 4", cwd=folder): the script alone, in this process.
 
     The first text is split into words; further arguments are passed on as they are. A name without
     a number, such as mine.py, is that of a program in recipes/train.
     """
 
+    def module_of(name, path, text):
+        module = ModuleType(name)
+        module.__file__ = path
+        monkeypatch.setitem(sys.modules, name, module)  # to import, and to pickle
+        exec(compiled(text, path, "exec"), module.__dict__)
+        return module
+
     def call_script(script, text="", *args, cwd, env=None, edits=None):
-        words = [*text.split(), *map(str, args)]
         monkeypatch.chdir(cwd)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
-        if not script[0].isdigit():
-            return train(script, words, edits)
-        text_of_script = copy(script, cwd, edits)
-        monkeypatch.setattr(sys, "argv", [script, *words])
-        module = ModuleType("<run_path>")
-        monkeypatch.setitem(sys.modules, "<run_path>", module)  # to pickle
-        exec(compiled(text_of_script, script, "exec"), module.__dict__)
-        return end_of(module.main, sys.argv, capsys)
+        is_stage = script[0].isdigit()
+        path = script if is_stage else str(TRAIN / script)
+        monkeypatch.setattr(sys, "argv", [path, *text.split(), *map(str, args)])
+        if is_stage:
+            [code] = edited(edits, ROOT / script)
+            Path(script).write_text(code, "utf-8")
+            return end_of(module_of("<run_path>", script, code).main, capsys)
+        shared, code = edited(edits, TRAIN / "training.py", TRAIN / script)
+        monkeypatch.syspath_prepend(TRAIN)
+        module_of("training", str(TRAIN / "training.py"), shared)
+        code = compiled(code, path, "exec")
+        return end_of(lambda: exec(code, {"__name__": "__main__"}), capsys)
 
     return call_script
 
@@ -349,12 +315,11 @@ def program(monkeypatch, capsys):
     """program("ev2r", "a.tsv b.tsv", cwd=folder): recipes/ev2r.py, as call() does it."""
 
     def call_program(name, text="", *args, cwd):
-        path = ROOT / "recipes" / f"{name}.py"
-        monkeypatch.syspath_prepend(path.parent)
+        path = str(ROOT / f"recipes/{name}.py")
+        monkeypatch.syspath_prepend(Path(path).parent)
         monkeypatch.chdir(cwd)
-        args = [str(path), *text.split(), *map(str, args)]
-        monkeypatch.setattr(sys, "argv", args)
-        return end_of(lambda: runpy.run_path(str(path), run_name="__main__"), args, capsys)
+        monkeypatch.setattr(sys, "argv", [path, *text.split(), *map(str, args)])
+        return end_of(lambda: runpy.run_path(path, run_name="__main__"), capsys)
 
     return call_program
 
@@ -366,14 +331,13 @@ def quick_processes(monkeypatch):
     As a new one would, a copy gets a model that has been pickled.
     """
 
-    class Copy(multiprocessing.get_context("fork").Process):
+    class Copy(multiprocessing.context.ForkProcess):
         def __init__(self, *, args, **options):
             device, model, *queues = args
-            args = (device, pickle.loads(pickle.dumps(model)), *queues)
-            super().__init__(args=args, **options)
+            model = pickle.loads(pickle.dumps(model))
+            super().__init__(args=(device, model, *queues), **options)
 
-    spawn = multiprocessing.get_context("spawn")
-    monkeypatch.setattr(type(spawn), "Process", Copy)
+    monkeypatch.setattr(multiprocessing.context.SpawnContext, "Process", Copy)
 
 
 @pytest.fixture
@@ -389,8 +353,7 @@ def killed(call):
             with contextlib.suppress(BaseException):
                 call(*command, **how)
             os._exit(1)
-        _, status = os.waitpid(child, 0)
-        return os.waitstatus_to_exitcode(status) == -9
+        return os.waitpid(child, 0)[1] == 9  # the signal that has ended it
 
     return fork
 
@@ -411,7 +374,7 @@ def refused(call, contents):
     def check(folder, *command, said, by=call, kept="//", **how):
         before = contents(folder, kept)
         done = by(*command, cwd=folder, **how)
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        errors = re.findall("^error: .*", done.stderr, re.M)
         assert done.returncode == 2 and len(errors) == 1, done.stderr
         assert "Traceback" not in done.stderr and said in errors[0], done.stderr
         assert contents(folder, kept) == before
@@ -438,25 +401,22 @@ class Endpoint(BaseHTTPRequestHandler):
             answer = {"text": answer}
         time.sleep(answer.get("sleep", 0))
         if answer.get("drop"):
-            self.close_connection = True
             return self.connection.close()
         status = answer.get("status", 200)
-        text = answer.get("text")
         data = answer.get("raw")
-        whole = {"error": {"message": text}}
-        if status == 200:
-            usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-            whole = {"choices": [{"message": {"content": text}}], "usage": usage}
-            if not data:
-                self.server.answered.append(prompt)
         if not data:
+            text = answer.get("text")
+            whole = {"error": {"message": text}}
+            if status == 200:
+                usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+                whole = {"choices": [{"message": {"content": text}}], "usage": usage}
+                self.server.answered.append(prompt)
             data = json.dumps(whole).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
         with contextlib.suppress(OSError):  # the other side may be gone
             self.send_response(status)
-            for name, value in answer.get("headers", {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
+            for header in (headers | answer.get("headers", {})).items():
+                self.send_header(*header)
             self.end_headers()
             self.wfile.write(data)
 

@@ -16,11 +16,10 @@ from unittest import mock
 
 import pytest
 from blocks import blocks_of, main
-from conftest import ROOT, load
+from conftest import ROOT, cases, facts, load
 from plain import finds_in, weight
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
-LIGHT = sorted(TEXTS)
 LINES = 1350  # of a script
 TOKENS = {
     "01_index.py": 5700,
@@ -94,39 +93,17 @@ def test_nothing_has_to_be_decoded():
         assert not finds_in(text), text[:200]
 
 
-@pytest.mark.parametrize(
-    ("line", "finds"),
-    [
-        ("a, b = 1, [2]", 1),
-        ("a, b = b, a", 0),
-        ("first, *rest = words", 0),
-        ("a = 'x' * flag", 1),
-        ("a = [path] * (n > 1)", 1),
-        ("a = '-' * 10 + 'x' * len(b) + ' ' * (n - 1)", 0),
-        ("f(*filter(None, [a]))", 1),
-        ("for a in b if flag else (): pass", 1),
-        ("a = [next(b) for c in d]", 1),
-        ("a = [[[x for x in y] for y in z] for z in w]", 1),
-        ("a = [x for y in z for x in y]", 0),
-        ("a = sorted(b, key=lambda c: -c)", 0),
-        ("a = lambda b: [c + 1 if c > 2 else c * 3 for c in b if c and c not in (4, 5, 6)]", 1),
-    ],
-)
+@pytest.mark.parametrize(("line", "finds"), cases("packed.tsv"))
 def test_the_finder_finds_packed_lines(line, finds):
-    assert len(finds_in(line)) == finds
-
-
-@pytest.mark.parametrize(("line", "tokens"), [("a = f'{b} {c:.3f}'  # d", 3), ("", 0)])
-def test_the_weight_of_a_line(line, tokens):
-    assert weight(line) == tokens
+    assert len(finds_in(line)) == int(finds)
 
 
 def test_shared_blocks_are_the_same_small_and_last(capsys):
     assert not main(fix=False), capsys.readouterr().out
-    for name in LIGHT:
-        for block, text in blocks_of(TEXTS[name]).items():
+    for script in TEXTS.values():
+        for block, text in blocks_of(script).items():
             assert weight(text) <= BLOCKS.get(block, 600), block
-            assert TEXTS[name].index(text) > TEXTS[name].index("\ndef main("), block
+            assert script.index(text) > script.index("\ndef main("), block
 
 
 @pytest.mark.parametrize("script", TEXTS)
@@ -152,10 +129,7 @@ def test_the_header_pins_what_the_requirements_pin(script):
         assert re.search(rf"^{re.escape(one)}\s", PINNED, re.M) or one in UNTESTED, one
 
 
-TRAIN = ["encoder.py", "reranker.py", "classifier.py", "mine.py", "fit_fusion.py"]
-
-
-@pytest.mark.parametrize("script", [*TEXTS, *[f"recipes/train/{name}" for name in TRAIN]])
+@pytest.mark.parametrize("script", [*TEXTS, *[name for name in PROGRAMS if "/train/" in name]])
 def test_help_shows_the_usage_the_docstring_and_a_sentence_for_each_job(script):
     command = [sys.executable, "-X", "importtime", str(ROOT / script), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -169,37 +143,20 @@ def test_help_shows_the_usage_the_docstring_and_a_sentence_for_each_job(script):
         assert is_shown or len(jobs) == 1, job
 
 
-@pytest.mark.parametrize("script", LIGHT)
-def test_the_help_of_a_job_shows_flags_and_their_defaults(script):
+@pytest.mark.parametrize("script", TEXTS)
+def test_the_help_of_a_job_shows_flags_as_sentences_with_their_defaults(script):
     for job in jobs_of(script):
         shown = help_of(script, job)
         assert not re.search(r"\(default: (None|False|\[\])?\)", shown), job
-        flags = ["--data DATA", "--work WORK", "--force"]
-        if job == "ask":  # its files are named
-            flags = []
-        if "{split}" in shown:
-            flags.append("--split SPLIT")
-        for flag in flags:
-            assert f"  {flag} " in shown or f"  {flag}\n" in shown, (job, flag)
+        entries = re.findall(
+            r"^  (--[\w-]+)[^\n]*?(?:\n {20,}|  +)(.*?)(?=\n  \S|\n\n|\Z)", shown, re.M | re.S
+        )
+        for flag, text in entries:
+            assert len(text.split("(default:")[0].split()) >= 4, (job, flag, text)
         assert ("--split SPLIT" in shown) == ("{split}/" in shown or ".{split}." in shown), job
-        *_, last = re.findall(r"^([a-z].+):$", shown, re.M)
-        assert (last == "shared by all scripts") == bool(flags), job
-
-
-def flags_of(shown):
-    """Return {flag: its sentence} of the help of a job."""
-    entries = re.findall(
-        r"^  (--[\w-]+)[^\n]*?(?:\n {20,}|  +)(.*?)(?=\n  \S|\n\n|\Z)", shown, re.M | re.S
-    )
-    return {flag: " ".join(text.split()) for flag, text in entries}
-
-
-@pytest.mark.parametrize("script", LIGHT)
-def test_every_flag_is_a_sentence(script):
-    for job in jobs_of(script):
-        for flag, sentence in flags_of(help_of(script, job)).items():
-            text = sentence.split(" (default:")[0]
-            assert len(text.split()) >= 4, (job, flag, text)
+        if job != "ask":  # its files are named
+            assert {"--data", "--work", "--force"} <= {flag for flag, _ in entries}, job
+            assert re.findall(r"^([a-z].+):$", shown, re.M)[-1] == "shared by all scripts", job
 
 
 def test_the_flags_are_few():
@@ -236,9 +193,9 @@ def commands(path):
 
 
 PATTERNS = "*.md data/*.md recipes/**/*.md recipes/**/*.sh recipes/*.ipynb tests/**/*.md"
-PAGES = []
-for pattern in PATTERNS.split():
-    PAGES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for pattern in PATTERNS.split() for path in ROOT.glob(pattern)
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -282,7 +239,7 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading():
 
 def test_nothing_points_at_this_machine():
     command = ["git", "-C", str(ROOT), "ls-files"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True)
     paths = [ROOT / name for name in done.stdout.split()] or list(ROOT.glob("*.*"))
     for path in filter(lambda path: path.is_file() and path.parent.name != "tests", paths):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -292,34 +249,14 @@ def test_nothing_points_at_this_machine():
 def test_six_scripts_in_sequence_with_data_alone(toy, call):
     """From a folder of data to verdicts and a table; stage 4 is left out."""
     (toy / "data/demo").rename(toy / "data/mine")
-    for script, *words in (
-        ("01_index.py",),
-        ("02_retrieve.py",),
-        ("02_retrieve.py", "--split", "train"),
-        ("mine.py",),
-        ("reranker.py", "--epochs", 1),
-        ("03_rerank.py",),
-        ("classifier.py", "--epochs", 1),
-        ("05_classify.py",),
-    ):
+    commands = """01_index.py; 02_retrieve.py; 02_retrieve.py --split train; mine.py;
+        reranker.py --epochs 1; 03_rerank.py; classifier.py --epochs 1; 05_classify.py"""
+    for command in commands.split(";"):
+        script, *words = command.split()
         done = call(script, *words, "--data", "data/mine", cwd=toy)
-        assert json.loads(done.stdout.splitlines()[-1])["made"], done.stderr
+        assert facts(done)["made"]
         assert "LOAD REPORT" not in done.stderr and not re.search(r"[\r\n] *\d+%\|", done.stderr)
         assert ("a new classification head" in done.stdout) == (script == "classifier.py")
     assert "labelling work/mine/test/rerank.tsv" in done.stdout
-    done = call("06_evaluate.py", "--data", "data/mine", cwd=toy)
-    assert done.returncode == 0 and "verdicts" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "program"),
-    [
-        ("01_index.py train", "encoder.py"),
-        ("02_retrieve.py mine x.tsv", "mine.py"),
-        ("02_retrieve.py fit a.tsv b.tsv", "fit_fusion.py"),
-        ("03_rerank.py train --epochs 1", "reranker.py"),
-        ("05_classify.py train", "classifier.py"),
-    ],
-)
-def test_a_job_that_has_moved_says_where_to(toy, refused, words, program):
-    refused(toy, *words.split(), said=f"python recipes/train/{program}")
+    done = call("06_evaluate.py", "--data data/mine", cwd=toy)
+    assert facts(done) and "verdicts" in done.stdout
