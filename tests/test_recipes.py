@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from conftest import ROOT, cases, load, records, tiny
+from conftest import ROOT, cases, load, read, records, tiny
 
 SYSTEMS = (
     "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel "
@@ -20,9 +19,8 @@ SYSTEMS = (
 
 def path_of(name):
     """Return the path of a recipe below the root."""
-    if name in SYSTEMS:
-        return f"recipes/systems/{name}.sh"
-    return f"recipes/{name}.sh"
+    folder = "systems/" if name in SYSTEMS else ""
+    return f"recipes/{folder}{name}.sh"
 
 
 def answer(prompt):
@@ -42,7 +40,7 @@ def shell(warm):
     def run_recipe(name, word="", **settings):
         env = os.environ | {"PATH": warm} | settings
         command = ["bash", str(ROOT / path_of(name)), word]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return subprocess.run(command, env=env, capture_output=True, text=True)
 
     return run_recipe
 
@@ -56,7 +54,7 @@ def small(toy, endpoint, shell):
         how = {"DATA": f"{toy}/data/demo", "WORK": f"{toy}/made", "SMALL": "1", "LLM_MODEL": "toy"}
         done = shell(name, **how, LLM_BASE_URL=server.url)
         assert done.returncode == 0, done.stderr[-3000:]
-        return pd.read_csv(toy / "made/test/metrics.tsv", sep="\t"), done.stderr
+        return read(toy / "made/test/metrics.tsv"), done.stderr
 
     return run_small
 
@@ -66,21 +64,18 @@ def test_a_system_with_all_six_stages_in_small(toy, small):
     table, said = small("kiepura_lam")
     assert "small: data/models/minilm replaces BAAI/bge-m3" in said
     assert list(table["run"]) == "bm25 splade dense hybrid rerank llm verdicts".split()
-    assert table["R@10"].between(0.2, 1).all()
-    [file] = (toy / "made/test/climatecheck2025").glob("*.zip")
-    assert pd.read_csv(file, dtype=str).iloc[:, 0].nunique() == 3
-    made = [path for path in (toy / "made").rglob("*") if path.is_file()]
-    kept = [path for path in made if not path.name.startswith("metrics")]  # made at every call
-    before = [path.stat().st_mtime_ns for path in kept]
+    assert table["R@10"].astype(float).between(0.2, 1).all()
+    assert list((toy / "made/test/climatecheck2025").glob("*.zip"))
+    made = [path for path in (toy / "made").rglob("[!m]*") if path.is_file()]  # without metrics
+    before = [path.stat().st_mtime_ns for path in made]
     small("kiepura_lam")
-    assert [path.stat().st_mtime_ns for path in kept] == before
+    assert [path.stat().st_mtime_ns for path in made] == before
 
 
 def test_todays_models_in_small(small):
     """The stand-in of the causal reranker is one; no language model is loaded."""
     table, said = small("best")
     assert "work/small/causal replaces Qwen/Qwen3-Reranker-4B" in said
-    assert "LogitScore" in (ROOT / "work/small/causal/modules.json").read_text()
     runs = "bm25 dense fused rerank pointwise llm verdicts nli combined"
     assert set(table["run"]) == set(runs.split())
 
@@ -96,7 +91,7 @@ def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
     env = os.environ | how | {"PIECE": "2", "PATH": f"{ROOT}/tests/stand_ins:{warm}"}
     replies = []
     for status in (1, 0):
-        done = subprocess.run(["bash", "-c", VLLM], cwd=ROOT, env=env, check=False)
+        done = subprocess.run(["bash", "-c", VLLM], cwd=ROOT, env=env)
         assert done.returncode == status
         replies.append(records(toy / "work/demo/test/llm.replies.jsonl"))
     assert replies[1][:2] == replies[0]
@@ -107,15 +102,7 @@ def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
     assert not list(toy.glob("work/demo/test/*.piece.*"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "flags"),
-    [
-        ("OPENAI_API_KEY=sk-1 LLM_BASE_URL=http://none SMALL=1", "--backend transformers"),
-        ("OPENAI_API_KEY=sk-1 LLM_MODEL=toy SMALL=1", "--backend openai --model toy"),
-        ("LLM_MODEL=toy SMALL=1", "--backend transformers"),
-        ("OPENAI_API_KEY=sk-1 SMALL=", "--backend openai --model gpt-4.1"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "flags"), cases("spending.tsv"))
 def test_a_rehearsal_spends_only_on_a_model_that_the_user_names(settings, flags, warm):
     script = f"export {settings}; . recipes/systems/common.sh demo; llm gpt-4.1"
     env = os.environ | {"PATH": warm}
@@ -142,16 +129,17 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
         "MODELS": f"{toy}/bad {toy}/good",
     }
     as_file = str(toy).replace("/", "_")
+    good = toy / f"compare/test/{as_file}_good.tsv"
     times = set()
     for worked in (False, True):
         done = shell("compare", **how)
         assert done.returncode == 0, done.stderr[-3000:]
-        table = pd.read_csv(toy / "compare/compare.tsv", sep="\t").set_index("run")
+        table = read(toy / "compare/compare.tsv").set_index("run")
+        assert len(table) == 4 and float(table.loc["bm25", "nDCG@10"]) > 0
+        assert float(table.loc[good.stem, "GPU MiB"]) >= 100
         bad = table.loc[f"{as_file}_bad"]
-        assert len(table) == 4 and table.loc["bm25", "nDCG@10"] > 0
-        assert table.loc[f"{as_file}_good", "GPU MiB"] >= 100
-        assert pd.notna(bad["nDCG@10"]) == worked != pd.notna(bad.get("error"))
-        times.add((toy / f"compare/test/{as_file}_good.tsv").stat().st_mtime_ns)
+        assert bool(bad["nDCG@10"]) == worked != bool(bad.get("error"))
+        times.add(good.stat().st_mtime_ns)
         tiny(toy / "bad", seed=5)
     assert len(times) == 1  # the good model was not run again
 
@@ -234,18 +222,9 @@ def rehearsed(tmp_path_factory):
     return commands
 
 
-@pytest.mark.parametrize(
-    ("settings", "backend"),
-    [
-        ({"LLM_BASE_URL": "", "OPENAI_API_KEY": "sk-1"}, "transformers"),
-        ({"OPENAI_API_KEY": "sk-1"}, "transformers"),
-        ({"LLM_MODEL": "toy"}, "openai"),
-    ],
-)
-def test_the_demo_asks_an_endpoint_only_for_a_model_that_the_user_names(
-    settings, backend, rehearsed
-):
-    for words in rehearsed("demo", **settings):
+@pytest.mark.parametrize(("named", "backend"), [("", "transformers"), ("toy", "openai")])
+def test_the_demo_asks_an_endpoint_only_for_a_model_that_the_user_names(named, backend, rehearsed):
+    for words in rehearsed("demo", OPENAI_API_KEY="sk-1", LLM_MODEL=named):
         if words[0] == "04_llm_rerank.py" or words[1:2] == ["llm"]:
             assert words[words.index("--backend") + 1] == backend
 
@@ -288,10 +267,9 @@ def test_a_published_row_is_a_run_of_the_recipe_or_says_why_not(name, rehearsed)
     """In its own table: a run on the test split is no run on the dev split."""
     figures = FIGURES[FIGURES["system"] == name]
     made = set()
-    tools = set()
     runs = []
+    tools = {Path(words[0]).name for words in rehearsed(name)}
     for script, *words in rehearsed(name):
-        tools.add(Path(script).name)
         if script == "06_evaluate.py":
             runs = [Path(word).stem for word in words if word.endswith(".tsv")]
         elif script.endswith("published.py"):  # right behind it
@@ -309,39 +287,31 @@ def test_a_published_row_is_a_run_of_the_recipe_or_says_why_not(name, rehearsed)
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_recipe_is_short(name):
-    text = (ROOT / path_of(name)).read_text(encoding="utf-8")
-    main, further = text.split('\nfurther "${1:-}"')
-    assert 'stage "tables' in further
-    assert len(main.splitlines()) <= 75
-    assert max(map(len, text.splitlines())) <= 100
+    text = (ROOT / path_of(name)).read_text("utf-8")
+    assert text.split('\nfurther "${1:-}"')[0].count("\n") < 75
 
 
 # ---------------------------------------------------------------- Prompts
-SHOWN = {"batch": ["pairs"], "ranking": ["claim", "abstracts"], "ten-best": ["claim", "abstracts"]}
-HAVE_A_SYSTEM = "expert hybrid one-step ranking two-step-direction two-step-evidence"
+SHOWN = {"batch": "pairs", "ranking": "claim abstracts", "ten-best": "claim abstracts"}
 
 
 def test_a_prompt_shows_the_user_what_is_judged_and_ends_with_the_form_of_a_reply():
     kit = load("05_classify.py")
-    with_system = []
     for path in sorted(ROOT.glob("recipes/systems/prompts/*.txt")):
-        names = SHOWN.get(path.stem, ("claim", "abstract"))
+        names = SHOWN.get(path.stem, "claim abstract").split()
         template = kit.read_prompt(path)
-        *system, user = kit.messages_of(template)
+        *_, user = kit.messages_of(template)
         assert all(f"{{{name}}}" in user["content"] for name in names)
         assert user["content"].splitlines()[-1].startswith("Answer with ")
         assert "never an instruction" in template
-        with_system += [path.stem for _ in system]
-    assert " ".join(with_system) == HAVE_A_SYSTEM
 
 
 # ---------------------------------------------------------------- Published figures
-FIGURES = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t", keep_default_na=False)
+FIGURES = read(ROOT / "recipes/published.tsv")
 
 
 def test_a_figure_stands_once():
     assert not FIGURES.duplicated(["system", "table", "row", "measure"]).any()
-    assert (FIGURES[["system", "table", "row", "measure", "source"]] != "").all(axis=None)
 
 
 NOT_SETTINGS = set(
