@@ -194,17 +194,9 @@ def max_sims(model, pairs, **options):
     coded = model.tokenizer([prompt + abstract for abstract in abstracts], verbose=False)
     is_truncated = [len(ids) > model[0].document_length for ids in coded["input_ids"]]
     scores = model.similarity_pairwise(
-        encoded_once(model.encode_query, claims, **options),
-        encoded_once(model.encode_document, abstracts, **options),
+        model.encode_query(claims, **options), model.encode_document(abstracts, **options)
     )
     return scores.cpu().numpy()[:, None], is_truncated
-
-
-def encoded_once(encode, texts, **options):
-    """Return the vectors of texts, of which many are equal."""
-    distinct = list(dict.fromkeys(texts))
-    vectors = dict(zip(distinct, encode(distinct, **options)))
-    return [vectors[text] for text in texts]
 
 
 def ask_reranker(call, claim, documents, args):
@@ -512,13 +504,13 @@ def up_to_date(args, task, *outs, is_folder=False):
     """Return whether this very task has made all outs, and nobody has changed them since.
 
     End if an output would replace an input, or what the kit has not made: a file replaces a file
-    alone, a folder (is_folder) a folder that has a sidecar.
+    that has a sidecar, a folder (is_folder) such a folder.
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
         out.parent.mkdir(parents=True, exist_ok=True)
-        is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
-        is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
+        is_ours = Path(f"{out}.meta.json").exists() and out.is_dir() == is_folder
+        is_other = out.exists() and not is_ours
         if is_other or os.path.abspath(out) in inputs:
             fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
@@ -817,15 +809,15 @@ class PairReader:
     ids take the places of a and b in what the tokenizer makes of these two. Unlike there, the claim
     of a pair that is too long is cut to half of the tokens that fit, and the abstract to the rest.
 
-    batch_size: a batch has as many tokens as this many pairs of --max-length. abstract_first: the
+    batch_size: a batch has as many tokens as this many pairs of --max-length. step: -1 if the
     model's first text is the abstract.
     """
 
-    def __init__(self, model, batch_size, abstract_first=False):
+    def __init__(self, model, batch_size, step=1):
         self.tokenizer = model.tokenizer
         self.library = model[0].preprocess
         self.batch_tokens = batch_size * model.max_seq_length
-        self.step = -1 if abstract_first else 1  # pair[::-1] is (abstract, claim)
+        self.step = step  # pair[::-1] is (abstract, claim)
         self.known = {}  # {text: its token ids}
         self.prompt = model.prompts.get(model.default_prompt_name) or ""  # before the claim
         self.is_chat = "message" in model.modalities
@@ -834,7 +826,7 @@ class PairReader:
             self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
             self.prompt = ""
         else:
-            self.coded = self.tokenizer("a", "b")
+            self.coded = self.tokenizer("a", "b", return_tensors="np")
             kinds = self.coded.sequence_ids()  # 0 in a, 1 in b, None for special tokens
             self.is_text = np.array([kind is not None for kind in kinds])
             self.starts = [kinds.index(0), kinds.index(1)]
@@ -848,8 +840,8 @@ class PairReader:
     def ids_of(self, text):
         """Return the token ids of a text, without special tokens."""
         if text not in self.known:
-            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            self.known[text] = np.array(ids, np.int32)
+            encode = self.tokenizer.backend_tokenizer.encode_batch_fast
+            self.known[text] = np.array(encode([text], add_special_tokens=False)[0].ids, np.int32)
         return self.known[text]
 
     def read(self, pair):
@@ -863,6 +855,8 @@ class PairReader:
 
     def __call__(self, pairs, **options):
         """Return the tensors of pairs, as the library's preprocess()."""
+        import torch
+
         found = [self.read(pair)[0][:: self.step] for pair in pairs]
         if self.is_chat:
             decode = functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
@@ -871,17 +865,29 @@ class PairReader:
         for ids in found:
             counts = 1 - self.is_text  # how often each token of coded is repeated
             counts[self.starts] = [*map(len, ids)]
-            row = {name: np.repeat(values, counts) for name, values in self.coded.items()}
+            row = {name: np.repeat(values[0], counts) for name, values in self.coded.items()}
             row["input_ids"][np.repeat(self.is_text, counts)] = np.concatenate(ids)
             rows.append(row)
-        return self.tokenizer.pad(rows, return_tensors="pt")
+        # The tokenizer's own pad() takes ten times as long.
+        padding = {"input_ids": self.tokenizer.pad_token_id}
+        return {
+            name: torch.nn.utils.rnn.pad_sequence(
+                [torch.from_numpy(row[name]) for row in rows],
+                True,  # texts come first
+                padding.get(name, 0),
+                self.tokenizer.padding_side,
+            )
+            for name in self.coded
+        }
 
 
 def paired_texts(rows, texts):
     """Return (claim, abstract) of each row; texts: {claim_id: claim} and {abstract_id: text}."""
     claims, abstracts = texts
-    ids = rows[PAIR].to_numpy()
-    return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
+    return [
+        (claims[claim_id], abstracts[abstract_id])
+        for claim_id, abstract_id in rows[PAIR].to_numpy()
+    ]
 
 
 def outputs_of(model, pairs, pool=None):

@@ -672,13 +672,13 @@ def up_to_date(args, task, *outs, is_folder=False):
     """Return whether this very task has made all outs, and nobody has changed them since.
 
     End if an output would replace an input, or what the kit has not made: a file replaces a file
-    alone, a folder (is_folder) a folder that has a sidecar.
+    that has a sidecar, a folder (is_folder) such a folder.
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
         out.parent.mkdir(parents=True, exist_ok=True)
-        is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
-        is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
+        is_ours = Path(f"{out}.meta.json").exists() and out.is_dir() == is_folder
+        is_other = out.exists() and not is_ours
         if is_other or os.path.abspath(out) in inputs:
             fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
@@ -909,30 +909,24 @@ def client_of(args):
 
 
 # --- language models (same in 04 and 05)
-# Questions are asked many at once. answers_to() returns the Reply to each, in which its answers, an
-# order or a label, are read. Requests and replies have the form of the OpenAI Batch API.
-#
-# The script provides answer_requests(waiting, file, args). It appends a line of Batch API output to
-# file, which is --replies, open and locked, for each of the requests that wait, whole and on disk
-# before the next is counted; or it ends the script. counts is a Counter of the whole job, which may
-# ask in several rounds, each with its own call of answers_to().
-#
-# Fields of args: those of add_requests(), add_model() and --out and --force, which with_files()
-# completes: call it first.
+# Questions are asked many at once: answers_to() returns the Reply to each, and adds to counts, a
+# Counter of all rounds of the job. with_files() comes first; it completes the flags of
+# add_requests(), add_model(), --out and --force. The script provides answer_requests(waiting, file,
+# args): it appends a line of Batch API output for each request to --replies, open and locked, or
+# ends the script.
 # ----- Requests and replies
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-# Thoughts of reasoning models are cut off: all up to the last mark that ends them, and of the rest
-# all from the first mark that begins them. <think>, <seed:think> and their like; [THINK] of
-# Mistral's models; <|channel> and <channel|> of Gemma 4; of gpt-oss <|channel|>, final<|message|>,
-# and assistantfinal, which is left if a server removes the special tokens.
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, then all from the
+# first mark that begins them. <think>, <seed:think>; [THINK] of Mistral; <|channel> and <channel|>
+# of Gemma 4; of gpt-oss <|channel|>, final<|message|>, and assistantfinal if marks were removed.
 THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-# Arguments that change no reply on disk; with_replies() keeps the endpoint for the sidecar.
+# Arguments that change no output: it depends on the replies, whoever has given them.
 ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
 
 
@@ -1000,13 +994,13 @@ def request_of(question, suffix, args):
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":  # generate() reads labels from the form
-        whole = {
+        form = {"name": name, "strict": True}
+        form["schema"] = {
             "type": "object",
             "properties": {name: schema},
             "required": [name],
             "additionalProperties": False,
         }
-        form = {"name": name, "strict": True, "schema": whole}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
     return {
@@ -1117,22 +1111,20 @@ def answers_to(questions, counts, args):
 
 
 def with_replies(task, args):
-    """Return a task with the endpoint and the digest of the replies, which decide its output, too.
+    """Return a task with the digest of the replies, which decide its output, too.
 
-    Without the digest, if they are gone: to make the output again would cost as much again.
+    Without it, if they are gone: to make the output again would cost as much again.
     """
     path, *others = map(os.path.abspath, [args.replies, args.requests, args.out, *task["inputs"]])
     if path in others:
         fail(path, "replies would be added to it; name another file by --replies")
-    task = task | {"base_url": shown(args.base_url)}
     if Path(path).exists():
-        task["replies_sha256"] = digest(path)
+        task = task | {"replies_sha256": digest(path)}
     return task
 
 
 # ----- Labels in a reply
-# Spellings of labels in texts; other labels are matched by their names. Tokens are matched by names
-# alone, in begun_by().
+# In texts; other labels, and the tokens of begun_by(), are matched by the names of labels.
 SPELLINGS = {
     "SUPPORTS": "supports|support|supported|entailment",
     "REFUTES": "refutes|refute|refuted|contradiction",

@@ -86,7 +86,7 @@ def write_verdicts(run, probabilities, task, args, **counts):
     """Write a run with labels and probabilities (pairs, 3); return the summary, with counts."""
     probabilities = np.reshape(probabilities, (-1, 3))
     nei_first = probabilities[:, ::-1]  # of equal ones, argmax takes the first: NEI, then REFUTES
-    labels = np.array(LABELS[::-1])[nei_first.argmax(axis=1)]
+    labels = np.array(LABELS[::-1])[nei_first.argmax(1)]
     verdicts = run.assign(label=labels)
     verdicts[PROBABILITIES] = probabilities
     summary = {"made": [args.out], "pairs": len(run), "labels": label_counts(verdicts), **counts}
@@ -111,8 +111,8 @@ def head_order(config):
 def set_reader(model, args, batch_size):
     """Let a model read pairs by a PairReader; NLI models read the abstract before the claim."""
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
-    abstract_first = not getattr(model.config, "stance_claim_first", False)
-    model[0].preprocess = PairReader(model, batch_size, abstract_first)
+    step = 1 if getattr(model.config, "stance_claim_first", False) else -1
+    model[0].preprocess = PairReader(model, batch_size, step)
 
 
 def open_classifier(args):
@@ -240,11 +240,12 @@ def one_step(prompts, pairs, turns, counts, args):
 def two_steps(prompts, pairs, turns, counts, args):
     """Ask whether there is evidence; then, if at least half of the votes see it, its direction.
 
-    P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence); both directions are equally likely for pairs
-    that are not asked about again. If exactly half of the votes see evidence, NEI wins the tie.
+    P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence), by halves if the direction is not asked for.
     """
-    first = ask_labels(FIRST_LABELS, prompts[0], pairs, counts, args)
-    evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in first]
+    evidence = [
+        shares_of(reply.answers, FIRST_LABELS)
+        for reply in ask_labels(FIRST_LABELS, prompts[0], pairs, counts, args)
+    ]
     chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
     open_pairs = [pairs[index] for index in chosen]
     second = dict(zip(chosen, ask_labels(DIRECTIONS, prompts[1], open_pairs, counts, args)))
@@ -263,10 +264,7 @@ def two_steps(prompts, pairs, turns, counts, args):
 
 
 def digits_in(text, n):
-    """Return the labels of n pairs in JSON or in lines such as "1: 2", None if there are none.
-
-    A pair without a digit, or with several different ones, has the label None.
-    """
+    """Return labels of n pairs in JSON or lines such as "1: 2", None for a pair or for all."""
     digits = field_of(text, "digits")
     entries = re.findall(DIGIT_LINE, text)
     if isinstance(digits, list) and len(digits) == n:
@@ -371,7 +369,7 @@ def read_verdicts(path, claims):
 
     verdicts = read_table(path, [*RUN, "label", *PROBABILITIES], claim_id=claims, label=LABELS)
     values = verdicts[PROBABILITIES].apply(pd.to_numeric, errors="coerce").to_numpy()
-    if not np.allclose(values.sum(axis=1), 1, atol=0.01) or values.min(initial=0) < 0:
+    if not np.allclose(values.sum(axis=1), 1, atol=0.01):
         fail(path, "the probabilities of a pair do not sum to 1; label the run again")
     indices = verdicts["label"].map(LABELS.index)
     return verdicts.assign(probability=values[verdicts.index, indices])
@@ -396,13 +394,11 @@ def aggregate(args):
         return {"made": []}
     claims = read_claims(args.claims)
     verdicts = read_verdicts(args.verdicts, claims)
-    counts = collections.Counter()
     with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
         for claim_id, claim in claims.items():
             record = claim_record(claim_id, claim, verdicts[verdicts["claim_id"] == claim_id])
-            counts[record["verdict"]] += 1
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return {"made": [args.out], "claims": counts}
+    return {"made": [args.out], "claims": len(claims)}
 
 
 # ---------- Command line
@@ -545,13 +541,13 @@ def up_to_date(args, task, *outs, is_folder=False):
     """Return whether this very task has made all outs, and nobody has changed them since.
 
     End if an output would replace an input, or what the kit has not made: a file replaces a file
-    alone, a folder (is_folder) a folder that has a sidecar.
+    that has a sidecar, a folder (is_folder) such a folder.
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
         out.parent.mkdir(parents=True, exist_ok=True)
-        is_ours = out.is_file() or Path(f"{out}.meta.json").exists()
-        is_other = out.exists() and not (is_ours and out.is_dir() == is_folder)
+        is_ours = Path(f"{out}.meta.json").exists() and out.is_dir() == is_folder
+        is_other = out.exists() and not is_ours
         if is_other or os.path.abspath(out) in inputs:
             fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
@@ -850,15 +846,15 @@ class PairReader:
     ids take the places of a and b in what the tokenizer makes of these two. Unlike there, the claim
     of a pair that is too long is cut to half of the tokens that fit, and the abstract to the rest.
 
-    batch_size: a batch has as many tokens as this many pairs of --max-length. abstract_first: the
+    batch_size: a batch has as many tokens as this many pairs of --max-length. step: -1 if the
     model's first text is the abstract.
     """
 
-    def __init__(self, model, batch_size, abstract_first=False):
+    def __init__(self, model, batch_size, step=1):
         self.tokenizer = model.tokenizer
         self.library = model[0].preprocess
         self.batch_tokens = batch_size * model.max_seq_length
-        self.step = -1 if abstract_first else 1  # pair[::-1] is (abstract, claim)
+        self.step = step  # pair[::-1] is (abstract, claim)
         self.known = {}  # {text: its token ids}
         self.prompt = model.prompts.get(model.default_prompt_name) or ""  # before the claim
         self.is_chat = "message" in model.modalities
@@ -867,7 +863,7 @@ class PairReader:
             self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
             self.prompt = ""
         else:
-            self.coded = self.tokenizer("a", "b")
+            self.coded = self.tokenizer("a", "b", return_tensors="np")
             kinds = self.coded.sequence_ids()  # 0 in a, 1 in b, None for special tokens
             self.is_text = np.array([kind is not None for kind in kinds])
             self.starts = [kinds.index(0), kinds.index(1)]
@@ -881,8 +877,8 @@ class PairReader:
     def ids_of(self, text):
         """Return the token ids of a text, without special tokens."""
         if text not in self.known:
-            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            self.known[text] = np.array(ids, np.int32)
+            encode = self.tokenizer.backend_tokenizer.encode_batch_fast
+            self.known[text] = np.array(encode([text], add_special_tokens=False)[0].ids, np.int32)
         return self.known[text]
 
     def read(self, pair):
@@ -896,6 +892,8 @@ class PairReader:
 
     def __call__(self, pairs, **options):
         """Return the tensors of pairs, as the library's preprocess()."""
+        import torch
+
         found = [self.read(pair)[0][:: self.step] for pair in pairs]
         if self.is_chat:
             decode = functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
@@ -904,17 +902,29 @@ class PairReader:
         for ids in found:
             counts = 1 - self.is_text  # how often each token of coded is repeated
             counts[self.starts] = [*map(len, ids)]
-            row = {name: np.repeat(values, counts) for name, values in self.coded.items()}
+            row = {name: np.repeat(values[0], counts) for name, values in self.coded.items()}
             row["input_ids"][np.repeat(self.is_text, counts)] = np.concatenate(ids)
             rows.append(row)
-        return self.tokenizer.pad(rows, return_tensors="pt")
+        # The tokenizer's own pad() takes ten times as long.
+        padding = {"input_ids": self.tokenizer.pad_token_id}
+        return {
+            name: torch.nn.utils.rnn.pad_sequence(
+                [torch.from_numpy(row[name]) for row in rows],
+                True,  # texts come first
+                padding.get(name, 0),
+                self.tokenizer.padding_side,
+            )
+            for name in self.coded
+        }
 
 
 def paired_texts(rows, texts):
     """Return (claim, abstract) of each row; texts: {claim_id: claim} and {abstract_id: text}."""
     claims, abstracts = texts
-    ids = rows[PAIR].to_numpy()
-    return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
+    return [
+        (claims[claim_id], abstracts[abstract_id])
+        for claim_id, abstract_id in rows[PAIR].to_numpy()
+    ]
 
 
 def outputs_of(model, pairs, pool=None):
@@ -992,30 +1002,24 @@ def stored_outputs(compute, rows, texts, path, labels=1, size=GROUP):
 
 
 # --- language models (same in 04 and 05)
-# Questions are asked many at once. answers_to() returns the Reply to each, in which its answers, an
-# order or a label, are read. Requests and replies have the form of the OpenAI Batch API.
-#
-# The script provides answer_requests(waiting, file, args). It appends a line of Batch API output to
-# file, which is --replies, open and locked, for each of the requests that wait, whole and on disk
-# before the next is counted; or it ends the script. counts is a Counter of the whole job, which may
-# ask in several rounds, each with its own call of answers_to().
-#
-# Fields of args: those of add_requests(), add_model() and --out and --force, which with_files()
-# completes: call it first.
+# Questions are asked many at once: answers_to() returns the Reply to each, and adds to counts, a
+# Counter of all rounds of the job. with_files() comes first; it completes the flags of
+# add_requests(), add_model(), --out and --force. The script provides answer_requests(waiting, file,
+# args): it appends a line of Batch API output for each request to --replies, open and locked, or
+# ends the script.
 # ----- Requests and replies
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-# Thoughts of reasoning models are cut off: all up to the last mark that ends them, and of the rest
-# all from the first mark that begins them. <think>, <seed:think> and their like; [THINK] of
-# Mistral's models; <|channel> and <channel|> of Gemma 4; of gpt-oss <|channel|>, final<|message|>,
-# and assistantfinal, which is left if a server removes the special tokens.
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, then all from the
+# first mark that begins them. <think>, <seed:think>; [THINK] of Mistral; <|channel> and <channel|>
+# of Gemma 4; of gpt-oss <|channel|>, final<|message|>, and assistantfinal if marks were removed.
 THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-# Arguments that change no reply on disk; with_replies() keeps the endpoint for the sidecar.
+# Arguments that change no output: it depends on the replies, whoever has given them.
 ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
 
 
@@ -1083,13 +1087,13 @@ def request_of(question, suffix, args):
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":  # generate() reads labels from the form
-        whole = {
+        form = {"name": name, "strict": True}
+        form["schema"] = {
             "type": "object",
             "properties": {name: schema},
             "required": [name],
             "additionalProperties": False,
         }
-        form = {"name": name, "strict": True, "schema": whole}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
     return {
@@ -1200,22 +1204,20 @@ def answers_to(questions, counts, args):
 
 
 def with_replies(task, args):
-    """Return a task with the endpoint and the digest of the replies, which decide its output, too.
+    """Return a task with the digest of the replies, which decide its output, too.
 
-    Without the digest, if they are gone: to make the output again would cost as much again.
+    Without it, if they are gone: to make the output again would cost as much again.
     """
     path, *others = map(os.path.abspath, [args.replies, args.requests, args.out, *task["inputs"]])
     if path in others:
         fail(path, "replies would be added to it; name another file by --replies")
-    task = task | {"base_url": shown(args.base_url)}
     if Path(path).exists():
-        task["replies_sha256"] = digest(path)
+        task = task | {"replies_sha256": digest(path)}
     return task
 
 
 # ----- Labels in a reply
-# Spellings of labels in texts; other labels are matched by their names. Tokens are matched by names
-# alone, in begun_by().
+# In texts; other labels, and the tokens of begun_by(), are matched by the names of labels.
 SPELLINGS = {
     "SUPPORTS": "supports|support|supported|entailment",
     "REFUTES": "refutes|refute|refuted|contradiction",
