@@ -160,7 +160,9 @@ def classify(args):
         compute = functools.partial(outputs_of, model)
         logits, is_truncated = stored_outputs(compute, run, texts, parts / "outputs", labels=3)
         probabilities = probabilities_of(model, logits, args.adjust)
-        return write_verdicts(run, probabilities, task, args, truncated=int(is_truncated.sum()))
+        return write_verdicts(
+            run, probabilities, task, args, truncated=np.count_nonzero(is_truncated)
+        )
 
 
 # ---------- Language model
@@ -541,14 +543,13 @@ def up_to_date(args, task, *outs, is_folder=False):
     """Return whether this very task has made all outs, and nobody has changed them since.
 
     End if an output would replace an input, or what the kit has not made: a file replaces a file
-    that has a sidecar, a folder (is_folder) such a folder.
+    alone, a folder (is_folder) a folder that has a sidecar.
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
         out.parent.mkdir(parents=True, exist_ok=True)
-        is_ours = Path(f"{out}.meta.json").exists() and out.is_dir() == is_folder
-        is_other = out.exists() and not is_ours
-        if is_other or os.path.abspath(out) in inputs:
+        is_ours = out.is_dir() and Path(f"{out}.meta.json").exists() if is_folder else out.is_file()
+        if out.exists() and not is_ours or os.path.abspath(out) in inputs:
             fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
         if args.force or not Path(out).exists():
@@ -1010,8 +1011,8 @@ def stored_outputs(compute, rows, texts, path, labels=1, size=GROUP):
 # ----- Requests and replies
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-# Thoughts of reasoning models are cut off: all up to the last mark that ends them, then all from the
-# first mark that begins them. <think>, <seed:think>; [THINK] of Mistral; <|channel> and <channel|>
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, then all after
+# the first that begins them. <think>, <seed:think>; [THINK] of Mistral; <|channel> and <channel|>
 # of Gemma 4; of gpt-oss <|channel|>, final<|message|>, and assistantfinal if marks were removed.
 THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"

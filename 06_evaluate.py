@@ -856,14 +856,13 @@ def up_to_date(args, task, *outs, is_folder=False):
     """Return whether this very task has made all outs, and nobody has changed them since.
 
     End if an output would replace an input, or what the kit has not made: a file replaces a file
-    that has a sidecar, a folder (is_folder) such a folder.
+    alone, a folder (is_folder) a folder that has a sidecar.
     """
     inputs = {os.path.abspath(path) for path in task["inputs"]}
     for out in map(Path, outs):
         out.parent.mkdir(parents=True, exist_ok=True)
-        is_ours = Path(f"{out}.meta.json").exists() and out.is_dir() == is_folder
-        is_other = out.exists() and not is_ours
-        if is_other or os.path.abspath(out) in inputs:
+        is_ours = out.is_dir() and Path(f"{out}.meta.json").exists() if is_folder else out.is_file()
+        if out.exists() and not is_ours or os.path.abspath(out) in inputs:
             fail(out, "not made by this script, which would replace it, or read by this call")
     for out in outs:
         if args.force or not Path(out).exists():

@@ -386,7 +386,7 @@ def test_replies_and_who_is_asked_for_them_make_an_output(toy, rerank, endpoint,
     other = endpoint(lambda prompt: "[1]")
     facts(rerank(server, "--alpha 0"))
     first = orders(toy / OUT)
-    assert facts(rerank(other, "--alpha 0"))["made"] and other.asked == []  # of the same replies
+    assert "up to date" in rerank(other, "--alpha 0").stdout  # of the same replies
     facts(rerank(other, "--alpha 0 --replies new.jsonl"))  # asks another endpoint
     assert orders(toy / OUT) != first and len(other.asked) == 3
     assert facts(rerank(server, "--alpha 0"))["made"]  # the first replies are read anew
@@ -394,7 +394,6 @@ def test_replies_and_who_is_asked_for_them_make_an_output(toy, rerank, endpoint,
     (toy / REPLIES).unlink()
     assert "up to date" in rerank(server, "--alpha 0").stdout
     assert "pa55w0rd" not in str(contents(toy))
-    assert facts(rerank(other, "--alpha 0"))["made"] and len(other.asked) == 6
 
 
 def test_replies_that_another_process_adds_or_in_another_encoding_are_refused(toy, refused):
