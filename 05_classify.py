@@ -157,12 +157,11 @@ def classify(args):
     if args.adjust and 0 in getattr(model.config, "stance_shares", [0]):
         fail("--adjust", "it needs class shares: train with pairs of all three labels")
     with parts_of(args.out, task) as parts:
-        compute = functools.partial(outputs_of, model)
-        logits, is_truncated = stored_outputs(compute, run, texts, parts / "outputs", labels=3)
-        probabilities = probabilities_of(model, logits, args.adjust)
-        return write_verdicts(
-            run, probabilities, task, args, truncated=np.count_nonzero(is_truncated)
+        logits, is_truncated = stored_outputs(
+            functools.partial(outputs_of, model), run, texts, parts / "outputs", labels=3
         )
+        probabilities = probabilities_of(model, logits, args.adjust)
+        return write_verdicts(run, probabilities, task, args, truncated=int(is_truncated.sum()))
 
 
 # ---------- Language model
