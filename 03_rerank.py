@@ -164,6 +164,8 @@ def load_reranker(name, **options):
 
 def open_reranker(args, load=load_reranker):
     """Open --model, set its length and prompt, and let a PairReader make its inputs."""
+    import torch
+
     model = open_model(load, args.model, args, args.dtype)
     check_fields(model, args.model, args)
     if model.model_type == "MultiVectorEncoder":
@@ -174,6 +176,7 @@ def open_reranker(args, load=load_reranker):
         return model
     if model.num_labels != 1:
         fail(args.model, f"{model.num_labels} labels; a classifier is for 05_classify.py")
+    model.activation_fn = torch.nn.Identity()  # scores are logits; a sigmoid makes large ones 1
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     if args.prompt is not None:
         model.prompts["own"] = args.prompt
@@ -259,7 +262,7 @@ def open_scorer(args):
         pool = model.start_multi_process_pool(args.device)
     if model.model_type == "MultiVectorEncoder":
         compute = functools.partial(max_sims, model, pool=pool, batch_size=batch_size_of(args))
-        return functools.partial(stored_outputs, compute, size=20 * GROUP)
+        return functools.partial(stored_outputs, compute)
     return functools.partial(stored_outputs, functools.partial(outputs_of, model, pool=pool))
 
 
@@ -940,19 +943,19 @@ def open_outputs(path, rows, labels=1):
     return np.memmap(path, float, shape=(rows, labels + 1))
 
 
-def stored_outputs(compute, rows, texts, path, labels=1, size=GROUP):
+def stored_outputs(compute, rows, texts, path, labels=1):
     """Return outputs for rows of a run (rows, labels), and which rows are truncated.
 
-    compute(pairs) returns both, as outputs_of(), for groups of this size. Those that are stored in
+    compute(pairs) returns both, as outputs_of(), for a GROUP. Those that are stored in
     the file path are not computed again.
     """
     from tqdm.auto import tqdm
 
     stored = open_outputs(path, len(rows), labels)
-    for start in tqdm(range(0, len(rows), size)):
-        group = stored[start : start + size]
+    for start in tqdm(range(0, len(rows), GROUP)):
+        group = stored[start : start + GROUP]
         if not group[:, -1].all():
-            outputs, is_truncated = compute(paired_texts(rows[start : start + size], texts))
+            outputs, is_truncated = compute(paired_texts(rows[start : start + GROUP], texts))
             if not np.isfinite(outputs).all():
                 fail("--model", "a score is no finite number; try --dtype fp32")
             group[:, :-1] = outputs

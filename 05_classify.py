@@ -978,19 +978,19 @@ def open_outputs(path, rows, labels=1):
     return np.memmap(path, float, shape=(rows, labels + 1))
 
 
-def stored_outputs(compute, rows, texts, path, labels=1, size=GROUP):
+def stored_outputs(compute, rows, texts, path, labels=1):
     """Return outputs for rows of a run (rows, labels), and which rows are truncated.
 
-    compute(pairs) returns both, as outputs_of(), for groups of this size. Those that are stored in
+    compute(pairs) returns both, as outputs_of(), for a GROUP. Those that are stored in
     the file path are not computed again.
     """
     from tqdm.auto import tqdm
 
     stored = open_outputs(path, len(rows), labels)
-    for start in tqdm(range(0, len(rows), size)):
-        group = stored[start : start + size]
+    for start in tqdm(range(0, len(rows), GROUP)):
+        group = stored[start : start + GROUP]
         if not group[:, -1].all():
-            outputs, is_truncated = compute(paired_texts(rows[start : start + size], texts))
+            outputs, is_truncated = compute(paired_texts(rows[start : start + GROUP], texts))
             if not np.isfinite(outputs).all():
                 fail("--model", "a score is no finite number; try --dtype fp32")
             group[:, :-1] = outputs
