@@ -260,10 +260,10 @@ def open_scorer(args):
     pool = None
     if len(args.device or []) > 1:
         pool = model.start_multi_process_pool(args.device)
+    compute = functools.partial(outputs_of, model, pool=pool)
     if model.model_type == "MultiVectorEncoder":
         compute = functools.partial(max_sims, model, pool=pool, batch_size=batch_size_of(args))
-        return functools.partial(stored_outputs, compute)
-    return functools.partial(stored_outputs, functools.partial(outputs_of, model, pool=pool))
+    return functools.partial(stored_outputs, compute)
 
 
 def scored(scorer, texts, table, path):
@@ -946,8 +946,8 @@ def open_outputs(path, rows, labels=1):
 def stored_outputs(compute, rows, texts, path, labels=1):
     """Return outputs for rows of a run (rows, labels), and which rows are truncated.
 
-    compute(pairs) returns both, as outputs_of(), for a GROUP. Those that are stored in
-    the file path are not computed again.
+    compute(pairs) returns both, as outputs_of(), for a GROUP. Those that are stored in the file
+    path are not computed again.
     """
     from tqdm.auto import tqdm
 

@@ -981,8 +981,8 @@ def open_outputs(path, rows, labels=1):
 def stored_outputs(compute, rows, texts, path, labels=1):
     """Return outputs for rows of a run (rows, labels), and which rows are truncated.
 
-    compute(pairs) returns both, as outputs_of(), for a GROUP. Those that are stored in
-    the file path are not computed again.
+    compute(pairs) returns both, as outputs_of(), for a GROUP. Those that are stored in the file
+    path are not computed again.
     """
     from tqdm.auto import tqdm
 
