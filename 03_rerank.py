@@ -536,11 +536,6 @@ def written(path, task, **summary):
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
         yield new
-        meta = Path(f"{path}.meta.json")
-        meta.write_text("{}")
-        if path.is_dir() and new.is_dir():  # no folder takes the place of another one
-            path.rename(f"{folder}/old")
-        new.replace(path)
         made = {
             "command": [shown(word) for word in sys.argv],
             "script": digest(sys.argv[0]),
@@ -548,8 +543,13 @@ def written(path, task, **summary):
                 name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules
             },
             "seconds": round(time.monotonic() - START),
-            "sha256": digest(path),
+            "sha256": digest(new),  # before another process may replace path, too
         }
+        meta = Path(f"{path}.meta.json")
+        meta.write_text("{}")
+        if path.is_dir() and new.is_dir():  # no folder takes the place of another one
+            path.rename(f"{folder}/old")
+        new.replace(path)
         meta.write_text(json.dumps(made | task | summary, indent=1))
 
 
