@@ -172,7 +172,7 @@ def token_ids(encoder, texts):
 
     texts = [encoder.prompts["document"] + text for text in texts]
     coded = encoder.tokenizer.backend_tokenizer.encode_batch_fast(texts)
-    return [torch.tensor(text.ids).long() for text in coded]  # long: also where there are none
+    return [torch.from_numpy(np.array(text.ids, np.int64)) for text in coded]
 
 
 def batches_of(lengths, batch_size):

@@ -635,9 +635,8 @@ def evaluate(args):
         outs.append(args.report)
         inputs += [f"{args.data}/claims.{args.split}.tsv", corpus_path]
     task = task_of(args, *inputs)
-    # add_evaluate() sets --force, since each call prints its table; so nothing is up to date, and
-    # this only ends a call whose outputs would replace an input or a folder.
-    up_to_date(args, task, *outs)
+    # Each call prints its table; this only ends one that would replace an input or a folder.
+    up_to_date(argparse.Namespace(force=True), task, *outs)
     names = []
     for name in args.measures:
         names += SETS[name].split(", ") if name in SETS else [name]
@@ -762,7 +761,6 @@ def add_evaluate(job):
         help="draw this many samples for intervals and p-values; 0 leaves both out")
     add("--seed", type=count_or_0, default=13, help="draw these samples with this seed")
     add_shared(job, split="test")
-    job.set_defaults(force=True)
 
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
