@@ -28,8 +28,8 @@ class Queue(Endpoint):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/v1/batches":
             batch_id = f"batch-{len(self.server.asked)}"
-            self.server.reply[batch_id] = [{"id": batch_id, "status": "in_progress"}]
-            return self.answer(*self.server.reply[batch_id])
+            new = [{"id": batch_id, "status": "in_progress"}]
+            return self.answer(*self.server.reply.setdefault(batch_id, new))
         self.server.asked.append(ids_in(body.decode()))
         if self.server.victim and len(self.server.asked) == 2:
             self.server.victim.kill()
@@ -109,6 +109,31 @@ def test_a_call_creates_only_the_batches_that_a_kill_has_prevented(toy, batch, q
     batch()
     assert queue.asked[1] == queue.asked[3] == queue.asked[4]
     assert len(queue.asked) == 5
+
+
+def test_what_the_queue_is_too_full_for_is_sent_again(toy, batch, queue):
+    batch()
+    (one, two), (three,) = queue.asked
+    full = {"errors": {"data": [{"code": "token_limit_exceeded", "message": "Limit: 9"}]}}
+    queue.reply["output"] = [reply(name, response=DONE) for name in (one, two)]
+    queue.reply["batch-1"][0] |= {"status": "completed", "output_file_id": "output"}
+    queue.reply["batch-2"][0] |= {"status": "failed"} | full
+    queue.reply["other"] = [reply(three, response=DONE)]
+    queue.reply["batch-3"] = [{"id": "batch-3", "status": "completed", "output_file_id": "other"}]
+    assert facts(batch("--wait --interval 0.1"))["sent"] == 0
+    assert queue.asked[2:] == [[three]]
+
+
+def test_the_reason_of_a_failed_batch_is_named(batch, queue):
+    """A later call helps if the queue was full, and not if it has no such model."""
+    for number, code in ((1, "token_limit_exceeded"), (3, "model_not_found")):
+        batch()
+        for name in (f"batch-{number}", f"batch-{number + 1}"):
+            errors = {"data": [{"code": code, "message": f"no: {KEY}"}]}
+            queue.reply[name][0] |= {"status": "failed", "errors": errors}
+        done = batch("--wait")
+        assert done.returncode == 2 and re.search(f"error: .*3 requests.*{code}", done.stderr)
+        assert ("call again" in done.stderr) == (number == 1) and KEY not in done.stderr
 
 
 def test_keys_are_shown_nowhere(toy, batch, queue, monkeypatch, contents):

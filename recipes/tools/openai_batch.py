@@ -6,8 +6,9 @@
 Have OpenAI's queue (Batch API) answer a file of requests, at half the price and within a day.
 
 The first call sends the requests that have no reply, and ends with status 3. Later calls fetch
-replies until no batch is in progress; with --wait, the first call does all of this. If a batch
-expires, its replies are kept, the call ends with status 2 and the number of requests that are left,
+replies until no batch is in progress; with --wait, the first call does all of this, and sends again
+what the queue was too full for, whenever a batch has ended. If a batch expires or fails, its
+replies are kept, the call ends with status 2, the number of requests that are left and the reason,
 and the next call sends those.
 
 Reads   requests that a script has written with --backend none; OPENAI_API_KEY
@@ -33,6 +34,7 @@ MAX_REQUESTS = 50_000
 MAX_BYTES = 200_000_000
 BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 ENDED = ("completed", "failed", "expired", "cancelled")  # batches in other states are in progress
+FULL = "token_limit_exceeded"  # error code of batches that the queue has no room for
 NEVER_RUN = ("batch_expired", "batch_cancelled")  # error codes of requests that were not processed
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 
@@ -45,17 +47,11 @@ def scrubbed(text):
 def read_requests(path):
     """Return {custom_id: request}; fail if one does not name a model."""
     requests = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                request = json.loads(line)
-                requests[request["custom_id"]] = request
-                is_complete = request["body"]["model"] and request["body"]["messages"]
-            except (ValueError, LookupError, TypeError):
-                is_complete = False
-            if not is_complete:
-                what = "no request that names a model; write it by --backend none --model NAME"
-                kit.fail(f"{path}:{number}", what)
+    for number, request in enumerate(kit.LLM_RERANK.read_requests(path, None), 1):
+        if not request["body"]["model"]:
+            what = "no request that names a model; write it by --backend none --model NAME"
+            kit.fail(f"{path}:{number}", what)
+        requests[request["custom_id"]] = request
     return requests
 
 
@@ -109,13 +105,14 @@ def unanswered(requests, args, retry_errors=False):
 
 
 def send(waiting, client, args):
-    """Create the batches of requests."""
+    """Create the batches of requests, if there are any."""
     import openai
 
     pieces = pieces_of(waiting, args.max_requests, MAX_BYTES)
     size = sum(len(json.dumps(request["body"]["messages"])) for request in waiting.values())
     count = f"{len(waiting)} requests of about {size // 4} tokens"
-    print(f"sending {count} in {len(pieces)} batches", flush=True)
+    if waiting:
+        print(f"sending {count} in {len(pieces)} batches", flush=True)
     batches = read_batches(args.batches)
     # No retries: if only the answer was lost, a retry would create, and pay for, a second batch.
     once = client.with_options(max_retries=0)
@@ -145,17 +142,19 @@ def lines_of(batch, client):
 
 
 def fetch(file, client, args):
-    """Append the replies of batches that have ended; return how many are in progress."""
+    """Append the replies of batches that have ended; return the errors of each, None for none."""
     batches = read_batches(args.batches)
+    ended = []
     for batch_id in list(batches):
         batch = client.batches.retrieve(batch_id)
         state = f"{batch_id} {batch.status} {batch.request_counts} {batch.errors}"
         print(scrubbed(state), file=sys.stderr)
         if batch.status in ENDED:
             append(lines_of(batch, client), file)
+            ended.append(scrubbed(batch.errors) if batch.errors else None)
             del batches[batch_id]
             write_batches(args.batches, batches)
-    return len(batches)
+    return ended
 
 
 def batch(args):
@@ -176,18 +175,26 @@ def batch(args):
         with open(args.replies, "a+b") as file:
             kit.LLM_RERANK.lock(file)
             waiting = unanswered(requests, args, args.retry_errors)
-            if waiting:
-                send(waiting, client, args)
-            in_progress = fetch(file, client, args)
-            while in_progress and args.wait:
+            send(waiting, client, args)
+            ended = []
+            while True:
+                new = fetch(file, client, args)
+                ended += new
+                if args.wait and None in new and FULL in str(ended):
+                    send(unanswered(requests, args), client, args)
+                if not args.wait or not read_batches(args.batches):
+                    break
                 time.sleep(args.interval)
-                in_progress = fetch(file, client, args)
     except (openai.OpenAIError, ValueError) as error:  # ValueError: a page in place of JSON
-        what = f"{error}; check address and key, then call again; {args.batches} has the batches"
-        kit.fail(address, scrubbed(what))
+        advice = f"check address and key, then call again; {args.batches} has the batches"
+        kit.fail(address, f"{scrubbed(error)}; {advice}")
+    in_progress = len(read_batches(args.batches))
     left = len(unanswered(requests, args))
     if left:
-        kit.fail(args.requests, f"{left} requests came back without a reply; call again")
+        what = f"{left} requests came back without a reply; {set(ended) - {None} or 'expired'}"
+        if not any(ended) or FULL in str(ended):
+            what += "; call again (if no batch is in progress, with lower --max-requests)"
+        kit.fail(args.requests, what)
     summary = {"made": [args.replies], "sent": len(waiting), "batches_in_progress": in_progress}
     if in_progress:
         print(json.dumps(summary))
