@@ -81,11 +81,11 @@ Claim, once more: {claim}
 
 Answer {example}. Write nothing else.""",
 }
+EXAMPLES = {"listwise": [[2, 1, 3]], "pointwise": ["YES", "NO"]}  # answers that a prompt shows
 FORMS = {  # name and JSON schema of an answer
     "listwise": ("order", {"type": "array", "items": {"type": "integer"}}),
-    "pointwise": ("label", {"type": "string", "enum": ["YES", "NO"]}),
+    "pointwise": ("label", {"type": "string", "enum": EXAMPLES["pointwise"]}),
 }
-EXAMPLES = {"listwise": [[2, 1, 3]], "pointwise": ["YES", "NO"]}  # answers that a prompt shows
 
 
 def answer_text(answer, args):
@@ -136,24 +136,25 @@ def example_turns(template, abstracts, args):
 
 # ---------- Orders
 # A mark is [2], [abstract 2] or [1, 2]. A chain is marks with > , ; or = between them, such as
-# [2] > [1], or a line of bare numbers with > between them.
+# [2] > [1], or a line of bare numbers with > between them. A list is nothing but marks, or nothing
+# but bare numbers: in 1 [3], one of them counts lines.
 MARK = r"\[\s*(?:abstract\s*)?\d{1,6}(?:\s*,\s*\d{1,6})*\s*\]"
 CHAIN = rf"(?im){MARK}(?:\s*[>,;=]\s*{MARK})+|^\W*\d{{1,6}}(?:\s*>\s*\d{{1,6}})+\W*$"
+LIST = rf"(?i)\[?((?:{MARK}|[\s>,;'])*|(?:abstract|[\d\s>,;'])*)\]?"
 
 
 def order_in(text, n):
     """Return the order of n abstracts in a reply, as indices from 0; None if it is not plain.
 
-    The order is the JSON field "order"; else the whole reply, if it holds nothing but marks; else
-    its last chain of marks, such as [2] > [1]. The last chain does not count if an earlier one is
-    longer, since then it is a remark about some of the abstracts, or if , ; or = joins its marks.
+    The order is the JSON field "order"; else the whole reply, if it is a list; else its last chain
+    of marks, such as [2] > [1]. The last chain does not count if an earlier one is longer, since
+    then it is a remark about some of the abstracts, or if , ; or = joins its marks. No order counts
+    from 0, or is the example of the prompt, where there are more abstracts than it has.
     """
-    order = field_of(text, "order")
+    text = str(field_of(text, "order") or text)
     chains = re.findall(CHAIN, text)
     answer = ""
-    if isinstance(order, list):
-        answer = str(order)
-    elif re.fullmatch(r"(?i)(abstract|[][\d\s>,;])*", text):
+    if re.fullmatch(LIST, text):
         answer = text
     elif chains:
         last = chains[-1]
@@ -161,18 +162,21 @@ def order_in(text, n):
         if is_longest and not re.search(r"\]\s*[,;=]", last):
             answer = last
     numbers = [int(number) for number in re.findall(r"\d{1,6}", answer)]
+    if 0 in numbers or (n > 3 and numbers in EXAMPLES["listwise"]):
+        return None
     return [number - 1 for number in dict.fromkeys(numbers) if 1 <= number <= n] or None
 
 
 def mean_order(orders, n):
     """Return indices from 0 to n - 1 by their mean rank in orders; ties keep the old order.
 
-    Indices that an order lacks follow those that it has, in the old order.
+    Indices that an order lacks follow those that it has, in the old order; None lacks all.
     """
     ranks = np.zeros(n)
     for order in orders:
-        rest = [index for index in range(n) if index not in order]
-        ranks[[*order, *rest]] += np.arange(n)
+        known = order or []
+        rest = [index for index in range(n) if index not in known]
+        ranks[[*known, *rest]] += np.arange(n)
     return np.argsort(ranks, kind="stable")
 
 
@@ -448,24 +452,23 @@ def generate(bodies):
     """
     import torch
 
-    parameters = bodies[0]
+    first = bodies[0]
     labels = None
     with contextlib.suppress(LookupError):
-        schema = parameters["response_format"]["json_schema"]["schema"]
-        labels = schema["properties"]["label"]["enum"]
-    tokenizer, model = load_local(parameters["model"])
+        labels = first["response_format"]["json_schema"]["schema"]["properties"]["label"]["enum"]
+    tokenizer, model = load_local(first["model"])
     batch = tokenizer.apply_chat_template(
         [body["messages"] for body in bodies],
         add_generation_prompt=True,
         padding=True,
         return_tensors="pt",
         sanitize_control_tokens=True,  # <|im_end|> in an abstract is text, and ends no turn
-        **{"enable_thinking": False} | parameters.get("chat_template_kwargs", {}),
+        **{"enable_thinking": False} | first.get("chat_template_kwargs", {}),
     )
     with torch.inference_mode():
         output = model.generate(
             **batch.to(model.device),
-            max_new_tokens=1 if labels else parameters.get("max_tokens", 1024),
+            max_new_tokens=1 if labels else first.get("max_tokens", 1024),
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=bool(labels),
@@ -476,8 +479,9 @@ def generate(bodies):
     is_ended = np.isin(tokens, model.generation_config.eos_token_id).any(axis=1)
     choices = []
     for text, ended in zip(tokenizer.batch_decode(tokens, skip_special_tokens=True), is_ended):
-        reason = "stop" if ended else "length"
-        choices.append({"message": {"content": text}, "finish_reason": reason})
+        choices.append(
+            {"message": {"content": text}, "finish_reason": "stop" if ended else "length"}
+        )
     return choices
 
 
@@ -942,14 +946,14 @@ class Reply(NamedTuple):
     """What came back for a request.
 
     choices: its texts, without thoughts, with the logprobs of their tokens as a server gives them
-    (None without any). --extra '{"n": 5}' asks for five. Those that were cut are left out; there
-    are none if the request was refused.
+    (None without any). --extra '{"n": 5}' asks for five, which are votes. There are none if the
+    request was refused.
     """
 
     choices: list  # of (text, logprobs)
     record: dict  # a line of Batch API output
-    is_cut: bool = False  # whether the limit of tokens has cut a choice
-    answers: list = []  # what Question.read returns for the choices, without None
+    lost: list  # None for each choice that the limit of tokens has cut, or that was refused
+    answers: list = []  # what Question.read returns for the choices, and lost
 
 
 def messages_of(template, **values):
@@ -957,12 +961,10 @@ def messages_of(template, **values):
 
     Text above a line "--- user" is the system message.
     """
-    texts = re.split(r"\n--- user[^\S\n]*\n", template, maxsplit=1)
-    messages = []
-    for role, text in zip(("system", "user")[-len(texts) :], texts):
-        text = re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), text)
-        messages.append({"role": role, "content": text})
-    return messages
+    text = re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
+    *system, user = re.split(r"\n--- user[^\S\n]*\n", text, maxsplit=1)
+    messages = [{"role": "system", "content": text} for text in system]
+    return [*messages, {"role": "user", "content": user}]
 
 
 def read_prompt(path, *names):
@@ -993,13 +995,9 @@ def request_of(question, suffix, args):
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":  # generate() reads labels from the form
-        form = {"name": name, "strict": True}
-        form["schema"] = {
-            "type": "object",
-            "properties": {name: schema},
-            "required": [name],
-            "additionalProperties": False,
-        }
+        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
+        schema["additionalProperties"] = False
+        form = {"name": name, "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
     return {
@@ -1025,27 +1023,27 @@ python 04_llm_rerank.py ask {args.requests} --replies {args.replies} --model {ar
 def reply_of(record):
     """Return the Reply in a line of Batch API output, before its choices are read."""
     choices = []
-    is_cut = False
+    lost = []
     with contextlib.suppress(*MALFORMED):
         for choice in record["response"]["body"]["choices"]:
+            if choice.get("finish_reason") == "length" or choice.get("error"):
+                lost += [None]
+                continue
             text = choice["message"].get("content") or ""
             if isinstance(text, list):  # of Mistral's models: parts, of which thoughts have no text
                 text = "".join(part.get("text", "") for part in text)
             text, thoughts = THOUGHTS.subn(" ", text)
-            if choice.get("finish_reason") == "length":
-                is_cut = True
-            elif not choice.get("error"):
-                # After thoughts, logprobs of their tokens could be taken for those of the label.
-                choices.append((text, None if thoughts else choice.get("logprobs")))
-    return Reply(choices, record, is_cut)
+            # After thoughts, logprobs of their tokens could be taken for those of the label.
+            choices.append((text, None if thoughts else choice.get("logprobs")))
+    return Reply(choices, record, lost)
 
 
 def read_replies(path):
     """Return {custom_id: Reply}; an error never replaces a completion."""
     replies = {}
-    for line in Path(path).read_text("utf-8").split("\n"):
+    for line in Path(path).read_text("utf-8-sig").split("\n"):
         with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
-            record = json.loads(line.lstrip("\ufeff"))
+            record = json.loads(line)
             reply = reply_of(record)
             if reply.choices or record["custom_id"] not in replies:
                 replies[record["custom_id"]] = reply
@@ -1066,28 +1064,26 @@ def replies_to(requests, args):
     """Return the Reply to each request; answer_requests() adds those that --replies lacks."""
     with open(args.replies, "ab") as file:
         lock(file)
-        known = read_replies(args.replies)
-        waiting = {}
-        for request in requests:
-            reply = known.get(request["custom_id"])
-            if not reply or (args.retry_errors and not reply.choices):
-                waiting[request["custom_id"]] = request
+        waiting = {request["custom_id"]: request for request in requests}
+        for custom_id, reply in read_replies(args.replies).items():
+            if reply.choices or not args.retry_errors:
+                waiting.pop(custom_id, None)
         if waiting:
             print(
                 f"{len(waiting)} of {len(requests)} requests have no reply"
                 f" ({len(str(waiting)) // 4:,} tokens)"
             )
-            answer_requests([*waiting.values()], file, args)
-            known = read_replies(args.replies)
+            answer_requests(waiting.values(), file, args)
+        known = read_replies(args.replies)
     return [known[request["custom_id"]] for request in requests]
 
 
 def answers_to(questions, counts, args):
     """Return the Reply to each question, with its answers; an unread one is asked once more.
 
-    counts: a Counter, to which the numbers of read, unread and failed replies are added; of several
-    choices, some may be read and others cut, which counts as failed, too. If none is read, the job
-    ends.
+    counts: a Counter, to which the numbers of read, unread and failed replies are added (of several
+    choices, some may be read, and others not), and that of prompts which the server has cut, if
+    any. If no reply is read, the job ends.
     """
     replies = {}
     waiting = range(len(questions))
@@ -1095,17 +1091,29 @@ def answers_to(questions, counts, args):
         requests = [request_of(questions[index], suffix, args) for index in waiting]
         for index, reply in zip(waiting, replies_to(requests, args)):
             answers = [questions[index].read(text) for text, _ in reply.choices]
-            answers = [answer for answer in answers if answer is not None]
-            replies[index] = reply._replace(answers=answers)
-        waiting = [n for n, reply in replies.items() if reply.choices and not reply.answers]
-    read = sum(bool(reply.answers) for reply in replies.values())
-    failed = [reply.record for reply in replies.values() if reply.is_cut or not reply.choices]
-    counts.update(read=read, unread=len(waiting), failed=len(failed))
-    if waiting or failed:
+            replies[index] = reply._replace(answers=answers + reply.lost)
+        waiting = [n for n, reply in replies.items() if reply.choices and not any(reply.answers)]
+    failed = []
+    for question, reply in zip(questions, replies.values()):
+        counts["read"] += any(reply.answers)
+        counts["unread"] += None in reply.answers
+        if reply.lost or not reply.choices:
+            failed.append(reply.record)
+        with contextlib.suppress(*MALFORMED):  # a server that does not count
+            tokens = reply.record["response"]["body"]["usage"]["prompt_tokens"]
+            # No tokenizer makes one token of two words.
+            if 0 < tokens < len(str(question.messages).split()):
+                counts["prompts_cut"] += 1
+    counts["failed"] += len(failed)
+    if counts.total() > counts["read"]:
         tell = warn if counts["read"] else fail  # further replies would only cost
-        what = """unread: not in the form; failed: refused (--retry-errors), or cut by --max-tokens
-            (another value asks all anew)"""
-        tell(args.replies, f"{dict(counts)}; {what} {str(failed)[:500]}")
+        tell(
+            args.replies,
+            f"""{dict(counts)}; unread: a choice is cut, or not in the form; failed: refused
+            (--retry-errors), or cut by --max-tokens (another value asks all anew); prompts_cut: the
+            server has read fewer tokens than the prompt has words: raise its context length
+            (OLLAMA_CONTEXT_LENGTH), or lower --max-words or --window; {str(failed)[:500]}""",
+        )
     return list(replies.values())
 
 
@@ -1123,13 +1131,14 @@ def with_replies(task, args):
 
 
 # ----- Labels in a reply
-# In texts; other labels, and the tokens of begun_by(), are matched by the names of labels.
-SPELLINGS = {
-    "SUPPORTS": "supports|support|supported|entailment",
-    "REFUTES": "refutes|refute|refuted|contradiction",
-    "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
+# Other labels, and the tokens of begun_by(), are matched by the names of labels.
+SPELLINGS = {  # without white space, hyphens and underscores; data/convert.py has the same
+    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)?",
+    "REFUTES": "refute[sd]?|refutation|contradict(s|ed|ion)?",
+    "NEI": "nei|neutral|(notenough|insufficient)(info(rmation)?|evidence)?",
 }
-LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # words before a label in a line
+# Words before a label in a line, and blanks in it
+LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+| "
 
 
 def field_of(text, name):
@@ -1143,7 +1152,7 @@ def words_of(text):
 
     ? ~ [ ] stay, since they may change what a word means: "NEI?" is no answer.
     """
-    return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
+    return re.sub(r"[\s!-/:->@\\^_`{|}\u2010-\u205e]+", " ", text.lower()).strip()
 
 
 def label_in(text, labels):
@@ -1151,19 +1160,19 @@ def label_in(text, labels):
 
     None if it is not, or if a line above is another label.
     """
-    field = field_of(text, "label")
-    lines = [field] if isinstance(field, str) else text.splitlines()
+    text = str(field_of(text, "label") or text)
     last = None
     found = set()
-    for line in lines:
+    for line in text.splitlines():
         words = re.sub(LABEL_PREFIX, "", words_of(line))
         if words:
             last = None  # if the line is no label
             for label in labels:
-                if words in SPELLINGS.get(label, label.lower()).split("|"):
+                if re.fullmatch(f"(?i){SPELLINGS.get(label, label)}", words):
                     last = label
             found.add(last)
-    return last if found <= {last, None} else None
+    if found <= {last, None}:
+        return last
 
 
 def begun_by(token, labels):
@@ -1176,27 +1185,31 @@ def label_probabilities(reply, labels):
     """Return {label: probability} of a reply, None if there are no answers.
 
     Those of a single choice are those of the first token that begins a label. They are the shares
-    of the answers, if there are several choices, if another label is likelier there, or if a choice
+    of the votes, if there are several choices, if another label is likelier there, or if a choice
     has more than four words, since reasons may begin with another label.
     """
     with contextlib.suppress(*MALFORMED):  # several choices, no logprobs, or null for -inf
         [(text, logprobs)] = reply.choices
         [answer] = reply.answers
-        if words_of(text).count(" ") < 4 and not reply.is_cut:
+        if words_of(text).count(" ") < 4:
             first = [token for token in logprobs["content"] if begun_by(token, labels)][0]
-            sums = dict.fromkeys(labels, 0.0)
-            for candidate in first.get("top_logprobs") or [first]:
+            sums = collections.Counter()
+            for candidate in first["top_logprobs"]:
                 for label in begun_by(candidate, labels):
                     sums[label] += np.exp(min(candidate["logprob"], 0))
-            total = sum(sums.values())
-            if sums[answer] == max(sums.values()) and total > 0:  # not so for NaN
-                return {label: value / total for label, value in sums.items()}
+            if 0 < sums[answer] == max(sums.values()):  # not so for NaN
+                return {label: sums[label] / sums.total() for label in labels}
     return shares_of(reply.answers, labels)
 
 
 def shares_of(votes, labels):
-    """Return {label: share of the votes}, None without votes."""
-    return {label: votes.count(label) / len(votes) for label in labels} if votes else None
+    """Return {label: share of the votes}, None if no vote could be read.
+
+    A vote that could not be read (None) says nothing: an equal part of it goes to each label.
+    """
+    if any(votes):
+        unread = votes.count(None) / len(labels)
+        return {label: (votes.count(label) + unread) / len(votes) for label in labels}
 
 
 # ----- Who answers

@@ -48,8 +48,6 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
-# How the names begin that models give to their outputs for LABELS
-HEADS = ("support|entail", "refut|contradict", "nei|neutral|notenough|insufficient")
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 NEAR_CHANCE = 1 / 3 + 0.05  # if no label of a claim is likelier than this, it is UNDECIDED
 
@@ -86,8 +84,7 @@ def write_verdicts(run, probabilities, task, args, **counts):
     """Write a run with labels and probabilities (pairs, 3); return the summary, with counts."""
     probabilities = np.reshape(probabilities, (-1, 3))
     nei_first = probabilities[:, ::-1]  # of equal ones, argmax takes the first: NEI, then REFUTES
-    labels = np.array(LABELS[::-1])[nei_first.argmax(1)]
-    verdicts = run.assign(label=labels)
+    verdicts = run.assign(label=np.array(LABELS[::-1])[nei_first.argmax(1)])
     verdicts[PROBABILITIES] = probabilities
     summary = {"made": [args.out], "pairs": len(run), "labels": label_counts(verdicts), **counts}
     with written(args.out, task, **summary) as new:
@@ -98,14 +95,9 @@ def write_verdicts(run, probabilities, task, args, **counts):
 # ---------- Classify
 def head_order(config):
     """Return the places of LABELS among a model's logits, by their names; None without a match."""
-    order = []
-    for beginnings in HEADS:
-        for index, name in config.id2label.items():
-            if re.match(beginnings, re.sub("[^a-z]", "", name.lower())):
-                order.append(index)
-    if len(config.id2label) == 3 and sorted(order) == [0, 1, 2]:
-        return order
-    return None
+    places = {label_in(name, LABELS): index for index, name in config.id2label.items()}
+    if len(config.id2label) == 3 and places.keys() == {*LABELS}:
+        return [places[label] for label in LABELS]
 
 
 def set_reader(model, args, batch_size):
@@ -113,18 +105,6 @@ def set_reader(model, args, batch_size):
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     step = 1 if getattr(model.config, "stance_claim_first", False) else -1
     model[0].preprocess = PairReader(model, batch_size, step)
-
-
-def open_classifier(args):
-    """Return a CrossEncoder whose outputs are the three labels, in any order and spelling."""
-    from sentence_transformers import CrossEncoder
-
-    model = open_model(CrossEncoder, args.model, args, args.dtype)
-    if not head_order(model.config):
-        fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
-    check_fields(model, args.model, args)
-    set_reader(model, args, batch_size_of(args))
-    return model
 
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
@@ -146,6 +126,8 @@ def probabilities_of(model, logits, adjust=0.0):
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
+    from sentence_transformers import CrossEncoder
+
     path = run_of(args)
     task = task_of(
         args, path, args.claims, args.corpus, models=[args.model], without=["batch_size"]
@@ -153,15 +135,29 @@ def classify(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     run, texts = read_pairs(path, args)
-    model = open_classifier(args)
+    model = open_model(CrossEncoder, args.model, args, args.dtype)
+    if not head_order(model.config):
+        fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
+    check_fields(model, args.model, args)
+    set_reader(model, args, batch_size_of(args))
     if args.adjust and 0 in getattr(model.config, "stance_shares", [0]):
         fail("--adjust", "it needs class shares: train with pairs of all three labels")
     with parts_of(args.out, task) as parts:
         logits, is_truncated = stored_outputs(
             functools.partial(outputs_of, model), run, texts, parts / "outputs", labels=3
         )
+        groups = run.groupby("claim_id").indices.values()
+        different = [len(set(map(tuple, logits[rows]))) for rows in groups if len(rows) > 1]
+        equal = different.count(1)
+        if equal:
+            warn(
+                args.model,
+                f"""equal probabilities for all pairs of a claim: {equal} of {len(different)} claims
+                with two pairs or more; are weights of the model missing?""",
+            )
         probabilities = probabilities_of(model, logits, args.adjust)
-        return write_verdicts(run, probabilities, task, args, truncated=int(is_truncated.sum()))
+        truncated = int(is_truncated.sum())
+        return write_verdicts(run, probabilities, task, args, equal=equal, truncated=truncated)
 
 
 # ---------- Language model
@@ -272,8 +268,8 @@ def digits_in(text, n):
         entries = list(enumerate(map(str, digits), 1))
     labels = []
     for number in range(1, n + 1):
-        found = {DIGITS.get(digit) for other, digit in entries if int(other) == number}
-        labels.append(found.pop() if len(found) == 1 else None)
+        found = {digit for other, digit in entries if int(other) == number}
+        labels.append(DIGITS.get("".join(found)))  # None for no digit, and for several
     return labels if any(labels) else None
 
 
@@ -283,10 +279,10 @@ def batch_question(template, pairs, group):
     for number, index in enumerate(group, 1):
         claim, abstract = pairs[index]
         blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
-    messages = messages_of(template, n=len(group), pairs="\n\n".join(blocks))
-    form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
-    read = functools.partial(digits_in, n=len(group))
-    return Question(messages, form, 8 * len(group) + 24, read)
+    n = len(group)
+    messages = messages_of(template, n=n, pairs="\n\n".join(blocks))
+    form = ("digits", {"type": "array", "items": {"type": "integer", "enum": [0, 1, 2]}})
+    return Question(messages, form, 8 * n + 24, functools.partial(digits_in, n=n))
 
 
 def many_pairs(prompts, pairs, turns, counts, args):
@@ -300,9 +296,9 @@ def many_pairs(prompts, pairs, turns, counts, args):
         questions = [batch_question(prompts[0], pairs, group) for group in groups]
         for group, reply in zip(groups, answers_to(questions, counts, args)):
             for place, index in enumerate(group):
-                votes = [labels[place] for labels in reply.answers if labels[place]]
+                votes = [labels[place] if labels else None for labels in reply.answers]
                 predictions[index] = shares_of(votes, LABELS)
-                if reply.answers and not votes:  # a reply without answers was asked again already
+                if any(reply.answers) and not any(votes):  # an unread reply was asked again already
                     missing.append(index)
     return predictions
 
@@ -326,16 +322,8 @@ def llm(args):
     if len(prompts) != number:
         fail("--prompt", f"--strategy {args.strategy} needs {number}; see recipes/systems/prompts")
     path = run_of(args)
-    task = task_of(
-        args,
-        path,
-        args.claims,
-        args.corpus,
-        *args.fewshot,
-        *args.prompt,
-        models=[args.model],
-        without=ASKING,
-    )
+    inputs = [path, args.claims, args.corpus, *args.fewshot, *args.prompt]
+    task = task_of(args, *inputs, models=[args.model], without=ASKING)
     if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     run, texts = read_pairs(path, args)
@@ -459,8 +447,6 @@ def add_aggregate(job):
 
 
 def main():
-    if "train" in sys.argv[1:2]:
-        fail("train", "is a program of its own: python recipes/train/classifier.py")
     run_job(command_line({classify: add_classify, llm: add_llm, aggregate: add_aggregate}))
 
 
@@ -1036,14 +1022,14 @@ class Reply(NamedTuple):
     """What came back for a request.
 
     choices: its texts, without thoughts, with the logprobs of their tokens as a server gives them
-    (None without any). --extra '{"n": 5}' asks for five. Those that were cut are left out; there
-    are none if the request was refused.
+    (None without any). --extra '{"n": 5}' asks for five, which are votes. There are none if the
+    request was refused.
     """
 
     choices: list  # of (text, logprobs)
     record: dict  # a line of Batch API output
-    is_cut: bool = False  # whether the limit of tokens has cut a choice
-    answers: list = []  # what Question.read returns for the choices, without None
+    lost: list  # None for each choice that the limit of tokens has cut, or that was refused
+    answers: list = []  # what Question.read returns for the choices, and lost
 
 
 def messages_of(template, **values):
@@ -1051,12 +1037,10 @@ def messages_of(template, **values):
 
     Text above a line "--- user" is the system message.
     """
-    texts = re.split(r"\n--- user[^\S\n]*\n", template, maxsplit=1)
-    messages = []
-    for role, text in zip(("system", "user")[-len(texts) :], texts):
-        text = re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), text)
-        messages.append({"role": role, "content": text})
-    return messages
+    text = re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
+    *system, user = re.split(r"\n--- user[^\S\n]*\n", text, maxsplit=1)
+    messages = [{"role": "system", "content": text} for text in system]
+    return [*messages, {"role": "user", "content": user}]
 
 
 def read_prompt(path, *names):
@@ -1087,13 +1071,9 @@ def request_of(question, suffix, args):
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":  # generate() reads labels from the form
-        form = {"name": name, "strict": True}
-        form["schema"] = {
-            "type": "object",
-            "properties": {name: schema},
-            "required": [name],
-            "additionalProperties": False,
-        }
+        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
+        schema["additionalProperties"] = False
+        form = {"name": name, "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
     return {
@@ -1119,27 +1099,27 @@ python 04_llm_rerank.py ask {args.requests} --replies {args.replies} --model {ar
 def reply_of(record):
     """Return the Reply in a line of Batch API output, before its choices are read."""
     choices = []
-    is_cut = False
+    lost = []
     with contextlib.suppress(*MALFORMED):
         for choice in record["response"]["body"]["choices"]:
+            if choice.get("finish_reason") == "length" or choice.get("error"):
+                lost += [None]
+                continue
             text = choice["message"].get("content") or ""
             if isinstance(text, list):  # of Mistral's models: parts, of which thoughts have no text
                 text = "".join(part.get("text", "") for part in text)
             text, thoughts = THOUGHTS.subn(" ", text)
-            if choice.get("finish_reason") == "length":
-                is_cut = True
-            elif not choice.get("error"):
-                # After thoughts, logprobs of their tokens could be taken for those of the label.
-                choices.append((text, None if thoughts else choice.get("logprobs")))
-    return Reply(choices, record, is_cut)
+            # After thoughts, logprobs of their tokens could be taken for those of the label.
+            choices.append((text, None if thoughts else choice.get("logprobs")))
+    return Reply(choices, record, lost)
 
 
 def read_replies(path):
     """Return {custom_id: Reply}; an error never replaces a completion."""
     replies = {}
-    for line in Path(path).read_text("utf-8").split("\n"):
+    for line in Path(path).read_text("utf-8-sig").split("\n"):
         with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
-            record = json.loads(line.lstrip("\ufeff"))
+            record = json.loads(line)
             reply = reply_of(record)
             if reply.choices or record["custom_id"] not in replies:
                 replies[record["custom_id"]] = reply
@@ -1160,28 +1140,26 @@ def replies_to(requests, args):
     """Return the Reply to each request; answer_requests() adds those that --replies lacks."""
     with open(args.replies, "ab") as file:
         lock(file)
-        known = read_replies(args.replies)
-        waiting = {}
-        for request in requests:
-            reply = known.get(request["custom_id"])
-            if not reply or (args.retry_errors and not reply.choices):
-                waiting[request["custom_id"]] = request
+        waiting = {request["custom_id"]: request for request in requests}
+        for custom_id, reply in read_replies(args.replies).items():
+            if reply.choices or not args.retry_errors:
+                waiting.pop(custom_id, None)
         if waiting:
             print(
                 f"{len(waiting)} of {len(requests)} requests have no reply"
                 f" ({len(str(waiting)) // 4:,} tokens)"
             )
-            answer_requests([*waiting.values()], file, args)
-            known = read_replies(args.replies)
+            answer_requests(waiting.values(), file, args)
+        known = read_replies(args.replies)
     return [known[request["custom_id"]] for request in requests]
 
 
 def answers_to(questions, counts, args):
     """Return the Reply to each question, with its answers; an unread one is asked once more.
 
-    counts: a Counter, to which the numbers of read, unread and failed replies are added; of several
-    choices, some may be read and others cut, which counts as failed, too. If none is read, the job
-    ends.
+    counts: a Counter, to which the numbers of read, unread and failed replies are added (of several
+    choices, some may be read, and others not), and that of prompts which the server has cut, if
+    any. If no reply is read, the job ends.
     """
     replies = {}
     waiting = range(len(questions))
@@ -1189,17 +1167,29 @@ def answers_to(questions, counts, args):
         requests = [request_of(questions[index], suffix, args) for index in waiting]
         for index, reply in zip(waiting, replies_to(requests, args)):
             answers = [questions[index].read(text) for text, _ in reply.choices]
-            answers = [answer for answer in answers if answer is not None]
-            replies[index] = reply._replace(answers=answers)
-        waiting = [n for n, reply in replies.items() if reply.choices and not reply.answers]
-    read = sum(bool(reply.answers) for reply in replies.values())
-    failed = [reply.record for reply in replies.values() if reply.is_cut or not reply.choices]
-    counts.update(read=read, unread=len(waiting), failed=len(failed))
-    if waiting or failed:
+            replies[index] = reply._replace(answers=answers + reply.lost)
+        waiting = [n for n, reply in replies.items() if reply.choices and not any(reply.answers)]
+    failed = []
+    for question, reply in zip(questions, replies.values()):
+        counts["read"] += any(reply.answers)
+        counts["unread"] += None in reply.answers
+        if reply.lost or not reply.choices:
+            failed.append(reply.record)
+        with contextlib.suppress(*MALFORMED):  # a server that does not count
+            tokens = reply.record["response"]["body"]["usage"]["prompt_tokens"]
+            # No tokenizer makes one token of two words.
+            if 0 < tokens < len(str(question.messages).split()):
+                counts["prompts_cut"] += 1
+    counts["failed"] += len(failed)
+    if counts.total() > counts["read"]:
         tell = warn if counts["read"] else fail  # further replies would only cost
-        what = """unread: not in the form; failed: refused (--retry-errors), or cut by --max-tokens
-            (another value asks all anew)"""
-        tell(args.replies, f"{dict(counts)}; {what} {str(failed)[:500]}")
+        tell(
+            args.replies,
+            f"""{dict(counts)}; unread: a choice is cut, or not in the form; failed: refused
+            (--retry-errors), or cut by --max-tokens (another value asks all anew); prompts_cut: the
+            server has read fewer tokens than the prompt has words: raise its context length
+            (OLLAMA_CONTEXT_LENGTH), or lower --max-words or --window; {str(failed)[:500]}""",
+        )
     return list(replies.values())
 
 
@@ -1217,13 +1207,14 @@ def with_replies(task, args):
 
 
 # ----- Labels in a reply
-# In texts; other labels, and the tokens of begun_by(), are matched by the names of labels.
-SPELLINGS = {
-    "SUPPORTS": "supports|support|supported|entailment",
-    "REFUTES": "refutes|refute|refuted|contradiction",
-    "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
+# Other labels, and the tokens of begun_by(), are matched by the names of labels.
+SPELLINGS = {  # without white space, hyphens and underscores; data/convert.py has the same
+    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)?",
+    "REFUTES": "refute[sd]?|refutation|contradict(s|ed|ion)?",
+    "NEI": "nei|neutral|(notenough|insufficient)(info(rmation)?|evidence)?",
 }
-LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # words before a label in a line
+# Words before a label in a line, and blanks in it
+LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+| "
 
 
 def field_of(text, name):
@@ -1237,7 +1228,7 @@ def words_of(text):
 
     ? ~ [ ] stay, since they may change what a word means: "NEI?" is no answer.
     """
-    return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
+    return re.sub(r"[\s!-/:->@\\^_`{|}\u2010-\u205e]+", " ", text.lower()).strip()
 
 
 def label_in(text, labels):
@@ -1245,19 +1236,19 @@ def label_in(text, labels):
 
     None if it is not, or if a line above is another label.
     """
-    field = field_of(text, "label")
-    lines = [field] if isinstance(field, str) else text.splitlines()
+    text = str(field_of(text, "label") or text)
     last = None
     found = set()
-    for line in lines:
+    for line in text.splitlines():
         words = re.sub(LABEL_PREFIX, "", words_of(line))
         if words:
             last = None  # if the line is no label
             for label in labels:
-                if words in SPELLINGS.get(label, label.lower()).split("|"):
+                if re.fullmatch(f"(?i){SPELLINGS.get(label, label)}", words):
                     last = label
             found.add(last)
-    return last if found <= {last, None} else None
+    if found <= {last, None}:
+        return last
 
 
 def begun_by(token, labels):
@@ -1270,27 +1261,31 @@ def label_probabilities(reply, labels):
     """Return {label: probability} of a reply, None if there are no answers.
 
     Those of a single choice are those of the first token that begins a label. They are the shares
-    of the answers, if there are several choices, if another label is likelier there, or if a choice
+    of the votes, if there are several choices, if another label is likelier there, or if a choice
     has more than four words, since reasons may begin with another label.
     """
     with contextlib.suppress(*MALFORMED):  # several choices, no logprobs, or null for -inf
         [(text, logprobs)] = reply.choices
         [answer] = reply.answers
-        if words_of(text).count(" ") < 4 and not reply.is_cut:
+        if words_of(text).count(" ") < 4:
             first = [token for token in logprobs["content"] if begun_by(token, labels)][0]
-            sums = dict.fromkeys(labels, 0.0)
-            for candidate in first.get("top_logprobs") or [first]:
+            sums = collections.Counter()
+            for candidate in first["top_logprobs"]:
                 for label in begun_by(candidate, labels):
                     sums[label] += np.exp(min(candidate["logprob"], 0))
-            total = sum(sums.values())
-            if sums[answer] == max(sums.values()) and total > 0:  # not so for NaN
-                return {label: value / total for label, value in sums.items()}
+            if 0 < sums[answer] == max(sums.values()):  # not so for NaN
+                return {label: sums[label] / sums.total() for label in labels}
     return shares_of(reply.answers, labels)
 
 
 def shares_of(votes, labels):
-    """Return {label: share of the votes}, None without votes."""
-    return {label: votes.count(label) / len(votes) for label in labels} if votes else None
+    """Return {label: share of the votes}, None if no vote could be read.
+
+    A vote that could not be read (None) says nothing: an equal part of it goes to each label.
+    """
+    if any(votes):
+        unread = votes.count(None) / len(labels)
+        return {label: (votes.count(label) + unread) / len(votes) for label in labels}
 
 
 # ----- Who answers

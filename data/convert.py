@@ -57,9 +57,9 @@ import pandas as pd
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!, BEIR
 SPELLINGS = {  # without white space, hyphens and underscores, in either case
-    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)",
-    "REFUTES": "refute[sd]?|contradict(s|ed|ion)?",
-    "NEI": "nei|notenough(info(rmation)?|evidence)|neutral",
+    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)?",
+    "REFUTES": "refute[sd]?|refutation|contradict(s|ed|ion)?",
+    "NEI": "nei|neutral|(notenough|insufficient)(info(rmation)?|evidence)?",
 }
 FORMS = [  # the columns that a kind needs; the first form that fits is taken
     "verdicts: claim_id, abstract_id, rank, label",

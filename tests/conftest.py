@@ -408,7 +408,7 @@ class Endpoint(BaseHTTPRequestHandler):
             text = answer.get("text")
             whole = {"error": {"message": text}}
             if status == 200:
-                usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+                usage = {"prompt_tokens": len(str(body)), "completion_tokens": 3}
                 whole = {"choices": [{"message": {"content": text}}], "usage": usage}
                 self.server.answered.append(prompt)
             data = json.dumps(whole).encode()

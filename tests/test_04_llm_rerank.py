@@ -83,8 +83,8 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label(
 ):
     """tokens: {candidate: probability} each, null: a logprob of -inf, as structured output has.
 
-    The text decides against the tokens; where a choice was cut, shares of those that are left do.
-    The last row: 0.3 + 0.1 against 0.1.
+    The text decides against the tokens; where another choice was cut, shares of the votes do: 1/2,
+    and a third of 1/2 for each label. The last row: 0.3 + 0.1 against 0.1.
     """
     content = []
     for candidates in json.loads(tokens):
@@ -92,7 +92,8 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label(
         for token, probability in candidates.items():
             top.append({"token": token, "logprob": probability and math.log(probability)})
         content.append(top[0] | {"top_logprobs": top})
-    reply = KIT.Reply([(label, {"content": content})], {}, is_cut, [label])
+    votes = [label, None] if is_cut else [label]
+    reply = KIT.Reply([(label, {"content": content})], {}, [], votes)
     wanted = json.loads(wanted)
     assert KIT.label_probabilities(reply, tuple(wanted)) == pytest.approx(wanted)
 
@@ -104,7 +105,7 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes():
         assert [text.strip() for text, _ in found[custom_id].choices] == wanted
     assert found["t"].choices[0][1] is None  # logprobs of thoughts
     assert found["v"].choices[0][1] == 7
-    assert [name for name, reply in found.items() if reply.is_cut] == ["w"]
+    assert [name for name, reply in found.items() if reply.lost] == ["w", "x"]
 
 
 # ---------------------------------------------------------------- Prompts
@@ -299,21 +300,51 @@ def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, 
         assert len(server.asked) == (6 if "unread" in said else 3) and not (toy / OUT).exists()
 
 
+def test_no_choice_of_a_reply_vanishes():
+    """A vote that is cut or refused is one that says nothing: P(YES) is 1/4, and half of 3/4."""
+    cut = saying("YES") | {"finish_reason": "length"}
+    body = {"choices": [{"error": {"code": 502}}, saying("YES"), cut, saying("?")]}
+    reply = KIT.reply_of({"response": {"body": body}})
+    answers = [KIT.label_in(text, YES_NO) for text, _ in reply.choices] + reply.lost
+    assert KIT.label_probabilities(reply._replace(answers=answers), YES_NO)["YES"] == 0.625
+
+
 def test_choices_vote_and_those_that_were_cut_are_told(toy, call, endpoint):
     choices = [saying("[3] > [2] > [1]"), saying("[2] > [3]"), saying("?")]
     server = endpoint(lambda prompt: raw(*choices))
     words = f"--run {HYBRID} --base-url {server.url} --model toy --depth 3"
     words += ' --top-k 3 --alpha 0 --limit 2 --structured --extra {"n":3}'
     done = call(SCRIPT, words, cwd=toy, env={"OPENAI_API_KEY": "1"})  # which is in ids
-    assert facts(done)["read"] == 2 and "warning" not in done.stderr
-    assert "'n': 3" in str(server.asked[0]) and "'required': ['order']" in str(server.asked[0])
+    made = facts(done)
+    assert (made["read"], made["unread"]) == (2, 2) and "'unread': 2" in done.stderr
+    assert (
+        "prompts_cut" not in made
+        and "'n': 3" in str(server.asked[0])
+        and "'required': ['order']" in str(server.asked[0])
+    )
     found = orders(toy / OUT)
     assert len(found) == 2
-    for claim_id, (a, b, c) in found.items():  # mean ranks: 2, 1/2, 1/2, so ties keep their order
+    for claim_id, (a, b, c) in found.items():  # ranks: 2 2 0, 1 0 1, 0 1 2; ? keeps the old order
         assert orders(toy / HYBRID)[claim_id][:3] == [c, a, b]
+    assert KIT.mean_order([[2, 1, 0], [1, 2]], 3).tolist() == [1, 2, 0]  # ties keep their order
     choices[0]["finish_reason"] = "length"
     done = call(SCRIPT, f"{words} --replies new.jsonl", cwd=toy)
     assert facts(done)["read"] == 2 and "'failed': 2}" in done.stderr
+
+
+USAGE = '64|3; 0|None; null|None; "7"|None'
+
+
+@pytest.mark.parametrize("tokens, cut", cells(USAGE))
+def test_a_prompt_that_a_server_has_cut_is_told(toy, rerank, endpoint, tokens, cut):
+    """Of 150 words and more; 0 and no number: it does not count."""
+    usage = {"prompt_tokens": json.loads(tokens)}
+    body = {"choices": [saying("[2] > [1]")], "usage": usage}
+    server = endpoint(lambda prompt: {"raw": json.dumps(body).encode()})
+    for _ in range(2):  # the second time, of the replies on disk
+        done = rerank(server, "--force")
+        assert str(facts(done).get("prompts_cut")) == cut and len(server.asked) == 3
+        assert ("OLLAMA_CONTEXT_LENGTH" in done.stderr) == (cut == "3")
 
 
 @pytest.mark.parametrize("status", [401, 402, 404, 429, 502])

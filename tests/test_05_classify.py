@@ -26,6 +26,7 @@ from conftest import (
     tiny_llm,
     tsv,
 )
+from safetensors.torch import load_file, save_file
 
 SCRIPT = "05_classify.py"
 KIT = load(SCRIPT)
@@ -58,11 +59,23 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
         found = [row.p_supports, row.p_refutes, row.p_nei]
         assert found == pytest.approx([entailed, against, neither], abs=1e-5)
         assert row.label == LABELS[int(np.argmax(found))]
-    assert made["truncated"] == truncated > 0
+    assert made["truncated"] == truncated > 0 and made["equal"] == 0
     assert "up to date" in call(SCRIPT, f"{words} --batch-size 3", cwd=toy).stdout
 
 
+def test_a_model_that_does_not_tell_pairs_apart_is_told(toy, call):
+    file = f"{tiny(toy / 'nli', NLI)}/model.safetensors"
+    weights = load_file(file)
+    weights["classifier.weight"] *= 0  # as in a head that was not trained
+    save_file(weights, file, {"format": "pt"})
+    rows = "c3|0001|1|3; c3|0002|2|2; c4|0001|1|3; c5|0001|1|3; c5|0002|2|2; c5|0003|3|1"
+    tsv(toy / "r.tsv", RUN, rows)
+    done = call(SCRIPT, "--run r.tsv --model nli", cwd=toy)
+    assert facts(done)["equal"] == 2 and "2 of 2 claims" in done.stderr
+
+
 HEADS = """contradiction NEUTRAL entailment|[2, 0, 1]; Supports Refutes not_enough_info|[0, 1, 2]
+    ; INSUFFICIENT contradicts Entails|[2, 1, 0]; entailment neutral not_entailment|None
     ; LABEL_0 LABEL_1 LABEL_2|None; entailment not_entailment|None; support refute nei other|None"""
 
 
@@ -169,9 +182,12 @@ def test_what_a_batch_leaves_out_is_asked_about_once_more(toy, llm, endpoint):
     assert read(toy / VERDICTS)["label"].tolist() == ["SUPPORTS", "NEI", "REFUTES"]
 
 
-# 1/3, 0, 2/3, and 0, 1/2, 1/2 twice: in a tie NEI wins, then REFUTES; 3/4 1/2, 3/4 1/2, 1/4
-VOTES = f"""|NEI|[0.33333, 0, 0.66667, 0, 0.5, 0.5, 0, 0.5, 0.5]
-    ; {TWO_STEP}|REFUTES|[0.375, 0.375, 0.25, 0.375, 0.375, 0.25, 0.375, 0.375, 0.25]"""
+# 1/4, 0, 1/2 and a third of 1/4 each; 0, 1/2, 1/2 twice: in a tie NEI wins, then REFUTES;
+# 3/4 1/2, 3/4 1/2, 1/4; batch: 2/4 and a third of 2/4, for pair 2: 1/4 and a third of 3/4
+VOTES = f"""|NEI|[0.33333, 0.08333, 0.58333, 0, 0.5, 0.5, 0, 0.5, 0.5]
+    ; {TWO_STEP}|REFUTES|[0.375, 0.375, 0.25, 0.375, 0.375, 0.25, 0.375, 0.375, 0.25]
+    ; --strategy batch --prompt {PROMPTS}/batch.txt|NEI|[0.16667, 0.16667, 0.66667, 0.25, 0.25, 0.5,
+    0.16667, 0.16667, 0.66667]"""
 
 
 @pytest.mark.parametrize("flags, label, shares", cells(VOTES))
@@ -181,14 +197,24 @@ def test_votes_have_shares(toy, llm, endpoint, flags, label, shares):
         if "EVIDENCE or UNKNOWN" in prompt:
             texts = "EVIDENCE EVIDENCE UNKNOWN EVIDENCE"
         elif "SUPPORTS or REFUTES, and" in prompt:
-            texts = "SUPPORTS REFUTES"
-        choices = [{"message": {"content": text}} for text in texts.split()]
+            texts = "SUPPORTS REFUTES ?"
+        elif "<pair 3>" in prompt:
+            texts = "1:0,2:0,3:0 1:0,3:0 ? 1:-,3:-"
+        texts = texts.replace(",", "\n").split(" ")
+        choices = [{"message": {"content": text}} for text in texts]
         return {"raw": json.dumps({"choices": choices}).encode()}
 
     facts(llm(endpoint(reply), f'--top-k 1 --extra {{"n":4}} {flags}'))
     verdicts = read(toy / VERDICTS)
     assert np.ravel(verdicts[P]) == pytest.approx(json.loads(shares), abs=1e-5)
     assert set(verdicts["label"]) == {label}
+
+
+def test_schemas_are_strict_and_labels_are_spelled_as_in_convert():
+    question = KIT.batch_question("{n}{pairs}", [("a claim", "a text")], [0])
+    items = {"type": "integer", "enum": [0, 1, 2]}
+    assert question.form == ("digits", {"type": "array", "items": items})
+    assert load("data/convert.py").SPELLINGS == KIT.SPELLINGS
 
 
 def test_no_call_outlives_a_kill_and_none_is_paid_twice(toy, call, killed, endpoint):

@@ -238,7 +238,8 @@ def answers_to(prompts, read, args):
     counts = Counter()
     answers = []
     for reply in LLM_RERANK.answers_to(questions, counts, args):
-        answers.append(reply.answers[0] if reply.answers else None)
+        read = [answer for answer in reply.answers if answer]
+        answers.append(read[0] if read else None)
     return answers, dict(counts)
 
 
