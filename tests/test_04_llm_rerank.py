@@ -300,15 +300,6 @@ def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, 
         assert len(server.asked) == (6 if "unread" in said else 3) and not (toy / OUT).exists()
 
 
-def test_no_choice_of_a_reply_vanishes():
-    """A vote that is cut or refused is one that says nothing: P(YES) is 1/4, and half of 3/4."""
-    cut = saying("YES") | {"finish_reason": "length"}
-    body = {"choices": [{"error": {"code": 502}}, saying("YES"), cut, saying("?")]}
-    reply = KIT.reply_of({"response": {"body": body}})
-    answers = [KIT.label_in(text, YES_NO) for text, _ in reply.choices] + reply.lost
-    assert KIT.label_probabilities(reply._replace(answers=answers), YES_NO)["YES"] == 0.625
-
-
 def test_choices_vote_and_those_that_were_cut_are_told(toy, call, endpoint):
     choices = [saying("[3] > [2] > [1]"), saying("[2] > [3]"), saying("?")]
     server = endpoint(lambda prompt: raw(*choices))

@@ -26,7 +26,6 @@ from conftest import (
     tiny_llm,
     tsv,
 )
-from safetensors.torch import load_file, save_file
 
 SCRIPT = "05_classify.py"
 KIT = load(SCRIPT)
@@ -64,14 +63,11 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
 
 
 def test_a_model_that_does_not_tell_pairs_apart_is_told(toy, call):
-    file = f"{tiny(toy / 'nli', NLI)}/model.safetensors"
-    weights = load_file(file)
-    weights["classifier.weight"] *= 0  # as in a head that was not trained
-    save_file(weights, file, {"format": "pt"})
-    rows = "c3|0001|1|3; c3|0002|2|2; c4|0001|1|3; c5|0001|1|3; c5|0002|2|2; c5|0003|3|1"
-    tsv(toy / "r.tsv", RUN, rows)
-    done = call(SCRIPT, "--run r.tsv --model nli", cwd=toy)
-    assert facts(done)["equal"] == 2 and "2 of 2 claims" in done.stderr
+    tiny(toy / "nli", NLI)
+    twins = [{"abstract_id": abstract_id, "abstract": "Ice"} for abstract_id in ABSTRACTS]
+    jsonl(toy / "data/demo/corpus.jsonl", *twins)
+    done = call(SCRIPT, f"{HYBRID} --model nli", cwd=toy)
+    assert facts(done)["equal"] == 3 and "3 of 3 claims" in done.stderr
 
 
 HEADS = """contradiction NEUTRAL entailment|[2, 0, 1]; Supports Refutes not_enough_info|[0, 1, 2]
@@ -193,7 +189,7 @@ VOTES = f"""|NEI|[0.33333, 0.08333, 0.58333, 0, 0.5, 0.5, 0, 0.5, 0.5]
 @pytest.mark.parametrize("flags, label, shares", cells(VOTES))
 def test_votes_have_shares(toy, llm, endpoint, flags, label, shares):
     def reply(prompt):
-        texts = "NEI NEI SUPPORTS ?" if "starving" in prompt else "REFUTES NEI"
+        texts = "NEI NEI error SUPPORTS" if "starving" in prompt else "REFUTES NEI"
         if "EVIDENCE or UNKNOWN" in prompt:
             texts = "EVIDENCE EVIDENCE UNKNOWN EVIDENCE"
         elif "SUPPORTS or REFUTES, and" in prompt:
@@ -201,7 +197,9 @@ def test_votes_have_shares(toy, llm, endpoint, flags, label, shares):
         elif "<pair 3>" in prompt:
             texts = "1:0,2:0,3:0 1:0,3:0 ? 1:-,3:-"
         texts = texts.replace(",", "\n").split(" ")
-        choices = [{"message": {"content": text}} for text in texts]
+        choices = [
+            {text: 502} if text == "error" else {"message": {"content": text}} for text in texts
+        ]
         return {"raw": json.dumps({"choices": choices}).encode()}
 
     facts(llm(endpoint(reply), f'--top-k 1 --extra {{"n":4}} {flags}'))

@@ -11,6 +11,7 @@ from conftest import ROOT, Endpoint, facts, load
 AT = "work/demo/test/llm"
 STAGE = ("04_llm_rerank.py", "--run work/demo/test/hybrid.tsv --model toy --backend none")
 KEY = "sk-secret"
+FULL = "token_limit_exceeded"
 
 
 def ids_in(lines):
@@ -111,29 +112,25 @@ def test_a_call_creates_only_the_batches_that_a_kill_has_prevented(toy, batch, q
     assert len(queue.asked) == 5
 
 
-def test_what_the_queue_is_too_full_for_is_sent_again(toy, batch, queue):
-    batch()
-    (one, two), (three,) = queue.asked
-    full = {"errors": {"data": [{"code": "token_limit_exceeded", "message": "Limit: 9"}]}}
-    queue.reply["output"] = [reply(name, response=DONE) for name in (one, two)]
-    queue.reply["batch-1"][0] |= {"status": "completed", "output_file_id": "output"}
-    queue.reply["batch-2"][0] |= {"status": "failed"} | full
-    queue.reply["other"] = [reply(three, response=DONE)]
-    queue.reply["batch-3"] = [{"id": "batch-3", "status": "completed", "output_file_id": "other"}]
-    assert facts(batch("--wait --interval 0.1"))["sent"] == 0
-    assert queue.asked[2:] == [[three]]
+def test_what_a_full_queue_has_refused_is_sent_again_and_other_reasons_are_named(batch, queue):
+    def failed(code):
+        return {"status": "failed", "errors": {"data": [{"code": code, "message": KEY}]}}
 
-
-def test_the_reason_of_a_failed_batch_is_named(batch, queue):
-    """A later call helps if the queue was full, and not if it has no such model."""
-    for number, code in ((1, "token_limit_exceeded"), (3, "model_not_found")):
-        batch()
+    for number, code in ((1, "model_not_found"), (3, FULL)):
         for name in (f"batch-{number}", f"batch-{number + 1}"):
-            errors = {"data": [{"code": code, "message": f"no: {KEY}"}]}
-            queue.reply[name][0] |= {"status": "failed", "errors": errors}
+            queue.reply[name] = [{"id": name} | failed(code)]
         done = batch("--wait")
-        assert done.returncode == 2 and re.search(f"error: .*3 requests.*{code}", done.stderr)
-        assert ("call again" in done.stderr) == (number == 1) and KEY not in done.stderr
+        assert done.returncode == 2 and code in done.stderr.split("error: ")[1]
+        assert ("call again" in done.stderr) == (code == FULL) and KEY not in done.stderr
+    (one, two), (three,) = queue.asked[2:]
+    queue.reply["output"] = [reply(name, response=DONE) for name in (one, two)]
+    done = {"status": "completed", "output_file_id": "output"}
+    queue.reply["batch-5"] = [{"id": "batch-5"} | done]
+    queue.reply["batch-6"] = [{"id": "batch-6"} | failed(FULL)]
+    queue.reply["other"] = [reply(three, response=DONE)]
+    queue.reply["batch-7"] = [{"id": "batch-7"} | done | {"output_file_id": "other"}]
+    assert facts(batch("--wait --interval 0.1"))["sent"] == 3
+    assert queue.asked[6:] == [[three]]
 
 
 def test_keys_are_shown_nowhere(toy, batch, queue, monkeypatch, contents):
