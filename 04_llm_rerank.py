@@ -161,10 +161,10 @@ def order_in(text, n):
         is_longest = last.count(">") == max(chain.count(">") for chain in chains)
         if is_longest and not re.search(r"\]\s*[,;=]", last):
             answer = last
-    numbers = [int(number) for number in re.findall(r"\d{1,6}", answer)]
+    numbers = [*map(int, re.findall(r"\d{1,6}", answer))]
     if 0 in numbers or (n > 3 and numbers in EXAMPLES["listwise"]):
         return None
-    return [number - 1 for number in dict.fromkeys(numbers) if 1 <= number <= n] or None
+    return [number - 1 for number in dict.fromkeys(numbers) if number <= n] or None
 
 
 def mean_order(orders, n):
@@ -1096,7 +1096,8 @@ def answers_to(questions, counts, args):
     failed = []
     for question, reply in zip(questions, replies.values()):
         counts["read"] += any(reply.answers)
-        counts["unread"] += None in reply.answers
+        if reply.choices:
+            counts["unread"] += None in reply.answers
         if reply.lost or not reply.choices:
             failed.append(reply.record)
         with contextlib.suppress(*MALFORMED):  # a server that does not count
@@ -1109,7 +1110,7 @@ def answers_to(questions, counts, args):
         tell = warn if counts["read"] else fail  # further replies would only cost
         tell(
             args.replies,
-            f"""{dict(counts)}; unread: a choice is cut, or not in the form; failed: refused
+            f"""{dict(counts)}; unread: a choice is not in the form; failed: refused
             (--retry-errors), or cut by --max-tokens (another value asks all anew); prompts_cut: the
             server has read fewer tokens than the prompt has words: raise its context length
             (OLLAMA_CONTEXT_LENGTH), or lower --max-words or --window; {str(failed)[:500]}""",

@@ -280,9 +280,12 @@ def batch_question(template, pairs, group):
         claim, abstract = pairs[index]
         blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
     n = len(group)
-    messages = messages_of(template, n=n, pairs="\n\n".join(blocks))
-    form = ("digits", {"type": "array", "items": {"type": "integer", "enum": [0, 1, 2]}})
-    return Question(messages, form, 8 * n + 24, functools.partial(digits_in, n=n))
+    return Question(
+        messages_of(template, n=n, pairs="\n\n".join(blocks)),
+        ("digits", {"type": "array", "items": {"type": "integer", "enum": [0, 1, 2]}}),
+        8 * n + 24,
+        functools.partial(digits_in, n=n),
+    )
 
 
 def many_pairs(prompts, pairs, turns, counts, args):
@@ -1172,7 +1175,8 @@ def answers_to(questions, counts, args):
     failed = []
     for question, reply in zip(questions, replies.values()):
         counts["read"] += any(reply.answers)
-        counts["unread"] += None in reply.answers
+        if reply.choices:
+            counts["unread"] += None in reply.answers
         if reply.lost or not reply.choices:
             failed.append(reply.record)
         with contextlib.suppress(*MALFORMED):  # a server that does not count
@@ -1185,7 +1189,7 @@ def answers_to(questions, counts, args):
         tell = warn if counts["read"] else fail  # further replies would only cost
         tell(
             args.replies,
-            f"""{dict(counts)}; unread: a choice is cut, or not in the form; failed: refused
+            f"""{dict(counts)}; unread: a choice is not in the form; failed: refused
             (--retry-errors), or cut by --max-tokens (another value asks all anew); prompts_cut: the
             server has read fewer tokens than the prompt has words: raise its context length
             (OLLAMA_CONTEXT_LENGTH), or lower --max-words or --window; {str(failed)[:500]}""",
