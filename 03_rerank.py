@@ -40,36 +40,34 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
-# Jinja: the content of the first message with a role
-CONTENT = '{{ messages | selectattr("role", "eq", "ROLE") | map(attribute="content") | first }}'
-PROMPT, QUERY, DOCUMENT = [
-    CONTENT.replace("ROLE", role) for role in ("system", "query", "document")
-]
-# Jinja drops the line break that ends a template, so the last ones stand in an expression, whose
-# braces are doubled in an f-string.
-QWEN3 = f"""<|im_start|>system
+# Templates in Jinja. Messages are the prompt, if there is one, claim and abstract.
+# Jinja drops the line break that ends a template, so the last ones stand in an expression.
+QWEN3 = """<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
 Note that the answer can only be "yes" or "no".<|im_end|>
 <|im_start|>user
-<Instruct>: {PROMPT}
-<Query>: {QUERY}
-<Document>: {DOCUMENT}<|im_end|>
+<Instruct>: {{ messages[:-2] | map(attribute="content") | join }}
+<Query>: {{ messages[-2].content }}
+<Document>: {{ messages[-1].content }}<|im_end|>
 <|im_start|>assistant
 <think>
 
-</think>{{{{ "\n\n" }}}}"""
-BGE_GEMMA = f"{{{{ bos_token }}}}A: {QUERY}\nB: {DOCUMENT}\n{PROMPT}"
-# Decoder-only rerankers whose files do not say how they are asked: {a part of the name: template of
-# a chat, default of --prompt, and two words, by their model cards}. The score is the logit of the
-# first word as the next token, minus that of the second one, if there is one.
+</think>{{ "\n\n" }}"""
+BGE_GEMMA = """{{ bos_token }}A: {{ messages[-2].content }}
+B: {{ messages[-1].content }}
+{{ messages[:-2] | map(attribute="content") | join }}"""
+# Decoder-only rerankers whose files do not say how they are asked: {pattern of the name and of the
+# network's class: template of a chat, default of --prompt, and two words, by their model cards}.
+# The score is the logit of the first word as the next token, minus that of the second one, if there
+# is one. It is also the output of a classification head that was made of these words (-seq-cls).
 CAUSAL = {
-    "qwen3-reranker": (
+    "(?i)qwen3-reranker.*'Qwen3For": (
         QWEN3,
         "Given a web search query, retrieve relevant passages that answer the query",
         "yes",
         "no",
     ),
-    "bge-reranker-v2-gemma": (
+    "(?i)bge-reranker-v2-gemma.*'GemmaFor": (
         BGE_GEMMA,
         "Given a query A and a passage B, determine whether the passage contains an answer to the "
         "query by providing a prediction of either 'Yes' or 'No'.",
@@ -82,7 +80,6 @@ CAUSAL = {
 # ---------- Models
 def mono_t5(name, device, model_kwargs, **options):
     """Load monoT5 (Nogueira et al. 2020); its tokenizer puts the prompt round a pair."""
-    import torch
     from sentence_transformers import CrossEncoder
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -90,71 +87,78 @@ def mono_t5(name, device, model_kwargs, **options):
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
     words = [("</s>", tokenizer.eos_token_id)]
     for word in ("Query", "Document", "Relevant"):
-        ids = tokenizer(f"{word}:", add_special_tokens=False)["input_ids"]
-        words.append({"id": word, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)})
+        tokens = tokenizer.tokenize(f"{word}:")
+        ids = tokenizer.convert_tokens_to_ids(tokens)
+        words.append({"id": word, "ids": ids, "tokens": tokens})
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         pair="Query $A Document $B Relevant </s>", special_tokens=words
     )
-    module = torch.nn.Module()
-    module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
-    module.tokenizer = tokenizer
-    module.preprocess = None  # open_reranker() sets it
-    module.forward = functools.partial(mono_t5_scores, module)
-    return CrossEncoder(modules=[module], device=device)
+    t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
+    t5.tokenizer = tokenizer
+    t5.preprocess = None  # open_reranker() sets it
+    t5.forward = functools.partial(mono_t5_scores, t5)
+    return CrossEncoder(modules=[t5], device=device)
 
 
-def mono_t5_scores(module, batch):
+def mono_t5_scores(t5, batch):
     """Return the logit of true minus that of false as the first token that T5 writes."""
     import torch
 
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    start = torch.full_like(batch["input_ids"][:, :1], module.t5.config.decoder_start_token_id)
-    logits = module.t5(**inputs, decoder_input_ids=start).logits[:, 0]
-    true, false = module.tokenizer("true false", add_special_tokens=False)["input_ids"]
+    ids = batch["input_ids"]
+    start = torch.full_like(ids[:, :1], t5.config.decoder_start_token_id)
+    logits = type(t5).forward(t5, ids, batch["attention_mask"], start).logits[:, 0]
+    true, false = t5.tokenizer("true false", add_special_tokens=False)["input_ids"]
     return {"scores": logits[:, true] - logits[:, false]}
 
 
-def causal_reranker(name, **options):
-    """Load a decoder-only reranker of CAUSAL; None if the name is not there."""
+def known_reranker(name, kind, **options):
+    """Load a cross-encoder by its own files, or a decoder-only one of CAUSAL; else return None."""
     from sentence_transformers import CrossEncoder
 
-    for part, (template, prompt, true, false) in CAUSAL.items():
-        if part in name.lower():
+    if "CrossEncoder" in kind:
+        return CrossEncoder(name, **options)
+    for pattern, (template, prompt, true, false) in CAUSAL.items():
+        if re.search(pattern, f"{name} {kind}"):
             options |= {"prompts": {"own": prompt}, "default_prompt_name": "own"}
             model = CrossEncoder(name, processor_kwargs={"chat_template": template}, **options)
             token_ids = model.tokenizer.get_vocab()
-            model[1].true_token_id = token_ids[true]
-            model[1].false_token_id = token_ids.get(false)
+            head = model[-1]
+            head.true_token_id = token_ids[true]  # a classification head does without
+            head.false_token_id = token_ids.get(false)
             return model
 
 
 def kind_of(name):
-    """Return what a model's files say of its classes and of its similarity, one text."""
+    """Return what a model's files say of its kind: class of its network, the library's settings."""
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     path = load_file_path(name, "config_sentence_transformers.json")
-    own = json.loads(Path(path).read_bytes()) if path else {}
-    return f"{config.architectures} {own.get('model_type')} {own.get('similarity_fn_name')}"
+    settings = Path(path).read_text("utf-8") if path else ""
+    return f"{config.architectures} {settings}"
 
 
 def load_reranker(name, **options):
-    """Load a cross-encoder, a decoder-only reranker, monoT5, or a model of late interaction."""
+    """Load a cross-encoder, a decoder-only reranker, monoT5, or a model of late interaction.
+
+    What its files do not say, its name has to: a decoder was trained with a text around the pair.
+    """
     import torch
     from sentence_transformers import CrossEncoder, MultiVectorEncoder
 
     kind = kind_of(name)
     if re.search("MultiVectorEncoder|ColBERT|MaxSim", kind):
         return MultiVectorEncoder(name, **options)
-    if re.search("Classification|CrossEncoder", kind):
-        model = CrossEncoder(name, **options)
-    elif "ConditionalGeneration" in kind:
+    model = known_reranker(name, kind, **options)
+    if not model and re.search("(?i)monot5.*'T5For", f"{name} {kind}"):
         model = mono_t5(name, **options)
-    else:
-        model = causal_reranker(name, **options)
+    elif not model and "ForSequence" in kind:
+        model = CrossEncoder(name, **options)
+        if any(getattr(part, "is_causal", False) for part in model.modules()):
+            model = None
     if not model:
-        fail(name, "its files do not say how it scores a pair; train it: recipes/train/reranker.py")
+        fail(name, "name and files do not say how it scores a pair; see recipes/train/reranker.py")
     if not model.keep_in_fp32_modules:
         # Half precision gives equal scores to different abstracts, so the last layer stays in fp32.
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
@@ -202,51 +206,53 @@ def max_sims(model, pairs, **options):
     return scores.cpu().numpy()[:, None], is_truncated
 
 
-def ask_reranker(call, claim, documents, args):
-    """Return the scores of documents for a claim; call(body=...) asks the rerank endpoint."""
-    import openai
-
-    body = {"model": args.model, "query": claim, "top_n": len(documents)}
-    try:
-        reply = call(body=body | {"documents": documents} | args.extra)
-    except openai.UnprocessableEntityError:
-        reply = call(body=body | {"texts": documents} | args.extra)  # as TEI calls them
-    scores = {}
-    results = reply if isinstance(reply, list) else reply["results"]  # TEI sends a list
-    for result in results:
+def scores_in(reply, number):
+    """Return the scores of this many documents in a reply of a rerank endpoint."""
+    if isinstance(reply, dict):  # TEI sends a list
+        reply = reply.get("output", reply)  # DashScope
+        reply = reply.get("results") or reply["data"]  # Voyage
+    scores = np.full(number, np.nan)
+    for result in reply:
         scores[result["index"]] = result.get("relevance_score", result.get("score"))
-    found = [scores[index] for index in range(len(documents))]
-    if not np.isfinite(found).all():
+    if not np.isfinite(scores).all():
         raise ValueError("a score is no finite number")
-    return found
+    return scores
 
 
 def endpoint_scores(args, table, texts, path):
     """Score by the rerank endpoint; an interrupted call pays for no reply twice."""
     from tqdm.contrib.concurrent import thread_map
 
-    call = functools.partial(client_of(args).post, "/rerank", cast_to=object)
+    client = client_of(args)
     stored = open_outputs(path, len(table))
     size = args.batch_size or 32  # TEI's default limit of documents per call
     calls = []  # numbers of the pairs of each
     for numbers in table.groupby("claim_id", sort=False).indices.values():
-        waiting = numbers[stored[numbers, -1] == 0]
+        waiting = numbers[stored[numbers, 1] == 0]
         calls += [waiting[start : start + size] for start in range(0, len(waiting), size)]
     errors = []
 
-    def answer(numbers):
+    def answer(numbers, field="documents"):
         if errors:  # further calls would fail, too
             return
         claims, documents = zip(*paired_texts(table.iloc[numbers], texts))
+        body = {"model": args.model, "query": claims[0], "top_n": len(numbers), field: documents}
+        reply = ""
         try:
-            stored[numbers, 0] = ask_reranker(call, claims[0], documents, args)
+            reply = client.post("/rerank", cast_to=object, body=body | args.extra)
+            stored[numbers, 0] = scores_in(reply, len(numbers))
             stored[numbers, 1] = 1
-        except Exception as error:  # of the client, or of a reply in another form
-            errors.append(f"{type(error).__name__}: {error}")
+        except Exception as error:  # no connection, a refusal, or a reply in another form
+            if hasattr(error, "response"):
+                reply = error.response.text
+                if field == "documents" and "missing field `texts`" in reply:
+                    return answer(numbers, "texts")  # as TEI calls them
+            errors.append(f"{error!r} {reply}")
 
-    thread_map(answer, calls, max_workers=args.concurrency)
+    thread_map(answer, calls[:1])  # alone, as the others will have its form
+    thread_map(answer, calls[1:], max_workers=args.concurrency)
     if errors:
-        fail(args.base_url, scrubbed(f"{errors[0]}; run again to go on"))
+        fail(args.base_url, f"{scrubbed(errors[0])[:500]} (finished scores are kept)")
     return stored, False
 
 
@@ -260,6 +266,7 @@ def open_scorer(args):
     pool = None
     if len(args.device or []) > 1:
         pool = model.start_multi_process_pool(args.device)
+        pool["input"].cancel_join_thread()  # else a dead process leaves this one waiting
     compute = functools.partial(outputs_of, model, pool=pool)
     if model.model_type == "MultiVectorEncoder":
         compute = functools.partial(max_sims, model, pool=pool, batch_size=batch_size_of(args))
@@ -268,7 +275,10 @@ def open_scorer(args):
 
 def scored(scorer, texts, table, path):
     """Return a table of pairs with the columns score and is_truncated; texts: as paired_texts()."""
-    scores, is_truncated = scorer(table, texts, path)
+    try:
+        scores, is_truncated = scorer(table, texts, path)
+    except RuntimeError as error:  # a process of --device has died, or memory is full
+        fail("--model", f"scoring has stopped, finished scores are kept: {error}")
     return table.assign(score=scores[:, 0], is_truncated=is_truncated)
 
 
@@ -291,16 +301,13 @@ def with_neighbours(table, graph, score, parts, args):
     import pandas as pd
 
     for number in range(args.rounds):
-        found = []
-        for claim_id, rows in table.groupby("claim_id", sort=False):
-            for abstract_id in rows.nlargest(args.beam, "score")["abstract_id"]:
-                found += [(claim_id, neighbour) for neighbour in graph[abstract_id]]
-        both = pd.concat([table, pd.DataFrame(found, columns=PAIR)])
-        new = both.drop_duplicates(PAIR)[len(table) :]
+        best = ranked(table, args.beam)
+        found = best.assign(abstract_id=best["abstract_id"].map(graph)).explode("abstract_id")
+        new = pd.concat([table, found]).drop_duplicates(PAIR)[len(table) :]
         if new.empty:
             break
         neighbours = score(new[PAIR], parts / f"neighbours-{number}")
-        table = pd.concat([table, neighbours], ignore_index=True)
+        table = pd.concat([table, neighbours])
     return table
 
 
@@ -329,9 +336,9 @@ def with_rest(table, rest, depth):
     import pandas as pd
 
     lowest = table.groupby("claim_id")["score"].min()
-    scores = rest["claim_id"].map(lowest).astype(float) - (rest["rank"] - depth)
-    both = pd.concat([table, rest.assign(score=scores)])
-    return both.drop_duplicates(PAIR)  # a neighbour may be such a candidate, too
+    scores = lowest[rest["claim_id"]].to_numpy() - (rest["rank"] - depth)
+    # A neighbour may be such a candidate, too.
+    return pd.concat([table, rest.assign(score=scores)]).drop_duplicates(PAIR)
 
 
 def ranked(table, top_k):
@@ -355,8 +362,7 @@ def rerank(args):
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     candidates = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
-    candidates = candidates.rename(columns={"score": "first_stage"})
-    candidates = candidates.astype(dict.fromkeys(PAIR, "category"))  # runs have millions of rows
+    candidates["first_stage"] = candidates["score"]
     graph = read_graph(args, task["inputs"][args.corpus]) if args.graph else {}
     score = functools.partial(scored, open_scorer(args), (claims, abstracts))
     is_within = candidates["rank"] <= args.depth
@@ -364,9 +370,16 @@ def rerank(args):
         table = score(candidates[is_within], parts / "scores")
         if graph:
             table = with_neighbours(table, graph, score, parts, args)
+        counts = table.groupby("claim_id")["score"].agg(["size", "nunique"])
+        different = counts["nunique"][counts["size"] > 1]
+        equal = (different == 1).sum()
+        if equal:
+            warn(args.model, f"all scores are equal for {equal} of {len(different)} claims")
         if args.first_stage:
             table["score"] = blend_first_stage(table, args.first_stage)
-        summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
+        summary = {"pairs": len(table)}
+        if not args.base_url:
+            summary["truncated"] = int(table["is_truncated"].sum())
         if args.top_k:
             table = with_rest(table, candidates[~is_within], args.depth)
         run = ranked(table, args.top_k)
@@ -404,7 +417,8 @@ def add_rerank(job):
     add("--model", default="{work}/models/reranker",
         help="score with this reranker: a folder, a name on the hub, or its name at --base-url")
     add("--prompt", help="""instruct a causal reranker by this text; it is the text
-        itself, no file as in 04_llm_rerank.py (default: the model's own)""")
+        itself, no file as in 04_llm_rerank.py, with line breaks in bash as $'...\\n' (default: the
+        model's own)""")
     add("--max-length", type=count, default=512,
         help="truncate a pair and its prompt to this many tokens (an endpoint: see --extra)")
     add("--batch-size", type=count, help="""score batches of at most this many times --max-length
@@ -809,7 +823,8 @@ class PairReader:
 
     The library tokenises both texts anew in each pair. Here a text is tokenised once, and its token
     ids take the places of a and b in what the tokenizer makes of these two. Unlike there, the claim
-    of a pair that is too long is cut to half of the tokens that fit, and the abstract to the rest.
+    of a pair that is too long is cut to half of the tokens that fit, or to what a short abstract
+    leaves, and the abstract to the rest.
 
     batch_size: a batch has as many tokens as this many pairs of --max-length. step: -1 if the
     model's first text is the abstract.
@@ -850,10 +865,10 @@ class PairReader:
         """Return the token ids of claim and abstract, and whether one of them is cut."""
         claim = self.ids_of(self.prompt + pair[0])
         abstract = self.ids_of(pair[1])
-        whole = len(claim) + len(abstract)
-        claim = claim[: self.claim_room]
+        is_cut = len(claim) + len(abstract) > self.room
+        claim = claim[: max(self.claim_room, self.room - len(abstract))]
         abstract = abstract[: self.room - len(claim)]
-        return (claim, abstract), len(claim) + len(abstract) < whole
+        return (claim, abstract), is_cut
 
     def __call__(self, pairs, **options):
         """Return the tensors of pairs, as the library's preprocess()."""
@@ -861,8 +876,10 @@ class PairReader:
 
         found = [self.read(pair)[0][:: self.step] for pair in pairs]
         if self.is_chat:
-            decode = functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
-            return self.library([tuple(map(decode, ids)) for ids in found], **options)
+            decode = self.tokenizer.backend_tokenizer.decode_batch
+            return self.library(
+                [tuple(decode(ids, skip_special_tokens=False)) for ids in found], **options
+            )
         rows = []
         for ids in found:
             counts = 1 - self.is_text  # how often each token of coded is repeated
@@ -901,12 +918,8 @@ def outputs_of(model, pairs, pool=None):
 
     reader = model[0].preprocess
     outputs = np.empty((len(pairs), model.num_labels))
-    lengths = []
-    is_truncated = []
-    for pair in pairs:
-        ids, is_cut = reader.read(pair)
-        lengths.append(reader.around + sum(map(len, ids)))
-        is_truncated.append(is_cut)
+    read = [reader.read(pair) for pair in pairs]
+    lengths = [reader.around + sum(map(len, ids)) for ids, _ in read]
     longest_first = np.argsort(lengths, kind="stable")[::-1]
     devices = len(pool["processes"]) if pool else 1
     start = 0
@@ -930,7 +943,7 @@ def outputs_of(model, pairs, pool=None):
             continue
         outputs[batch] = found.reshape(len(batch), -1)
         start += len(batch)
-    return outputs, is_truncated
+    return outputs, [is_cut for _, is_cut in read]
 
 
 def open_outputs(path, rows, labels=1):

@@ -412,7 +412,7 @@ def add_classify(job):
     add("--model", default="{work}/models/classifier",
         help="label with this classifier or NLI model, a folder or a name on the hub")
     add("--max-length", type=count, default=512, help="""truncate claim and abstract to this many
-        tokens together; a claim of more than half is cut to half""")
+        tokens together; a long claim keeps half of them, or what a short abstract leaves""")
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in training, to this power, 0 (off) to 1; only for
         models trained by --sampler shuffle --loss cross-entropy, as the defaults balance""")
@@ -450,6 +450,8 @@ def add_aggregate(job):
 
 
 def main():
+    if "train" in sys.argv[1:2]:
+        fail("train", "is a program of its own: python recipes/train/classifier.py")
     run_job(command_line({classify: add_classify, llm: add_llm, aggregate: add_aggregate}))
 
 
@@ -833,7 +835,8 @@ class PairReader:
 
     The library tokenises both texts anew in each pair. Here a text is tokenised once, and its token
     ids take the places of a and b in what the tokenizer makes of these two. Unlike there, the claim
-    of a pair that is too long is cut to half of the tokens that fit, and the abstract to the rest.
+    of a pair that is too long is cut to half of the tokens that fit, or to what a short abstract
+    leaves, and the abstract to the rest.
 
     batch_size: a batch has as many tokens as this many pairs of --max-length. step: -1 if the
     model's first text is the abstract.
@@ -874,10 +877,10 @@ class PairReader:
         """Return the token ids of claim and abstract, and whether one of them is cut."""
         claim = self.ids_of(self.prompt + pair[0])
         abstract = self.ids_of(pair[1])
-        whole = len(claim) + len(abstract)
-        claim = claim[: self.claim_room]
+        is_cut = len(claim) + len(abstract) > self.room
+        claim = claim[: max(self.claim_room, self.room - len(abstract))]
         abstract = abstract[: self.room - len(claim)]
-        return (claim, abstract), len(claim) + len(abstract) < whole
+        return (claim, abstract), is_cut
 
     def __call__(self, pairs, **options):
         """Return the tensors of pairs, as the library's preprocess()."""
@@ -885,8 +888,10 @@ class PairReader:
 
         found = [self.read(pair)[0][:: self.step] for pair in pairs]
         if self.is_chat:
-            decode = functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
-            return self.library([tuple(map(decode, ids)) for ids in found], **options)
+            decode = self.tokenizer.backend_tokenizer.decode_batch
+            return self.library(
+                [tuple(decode(ids, skip_special_tokens=False)) for ids in found], **options
+            )
         rows = []
         for ids in found:
             counts = 1 - self.is_text  # how often each token of coded is repeated
@@ -925,12 +930,8 @@ def outputs_of(model, pairs, pool=None):
 
     reader = model[0].preprocess
     outputs = np.empty((len(pairs), model.num_labels))
-    lengths = []
-    is_truncated = []
-    for pair in pairs:
-        ids, is_cut = reader.read(pair)
-        lengths.append(reader.around + sum(map(len, ids)))
-        is_truncated.append(is_cut)
+    read = [reader.read(pair) for pair in pairs]
+    lengths = [reader.around + sum(map(len, ids)) for ids, _ in read]
     longest_first = np.argsort(lengths, kind="stable")[::-1]
     devices = len(pool["processes"]) if pool else 1
     start = 0
@@ -954,7 +955,7 @@ def outputs_of(model, pairs, pool=None):
             continue
         outputs[batch] = found.reshape(len(batch), -1)
         start += len(batch)
-    return outputs, is_truncated
+    return outputs, [is_cut for _, is_cut in read]
 
 
 def open_outputs(path, rows, labels=1):

@@ -22,7 +22,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
-from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers, processors
 from tokenizers.models import Unigram
@@ -250,9 +250,25 @@ def nli(outputs):
     return classifier(tf.BertConfig, outputs=outputs.split())
 
 
-def llama_classifier(folder):
-    config = tf.LlamaConfig(**GROUPED, **LONG, num_labels=1)
-    save(folder, config, tf.LlamaForSequenceClassification, pieces(pad_token=None))
+def decoder_classifier(config_class, template=None):
+    """Return the maker of a decoder with one output in place of its vocabulary."""
+    model_class = getattr(tf, config_class.__name__.replace("Config", "ForSequenceClassification"))
+
+    def make(folder):
+        config = config_class(**GROUPED, **LONG, num_labels=1, pad_token_id=2)
+        save(folder, config, model_class, pieces(chat_template=template))
+
+    return make
+
+
+def modular(folder):
+    """A cross-encoder whose head is made of modules."""
+    save(folder, tf.ModernBertConfig(**SIZES, **MODERN), tf.ModernBertModel, words())
+    torch.manual_seed(1)
+    first = Dense(16, 16, bias=False, activation_function=torch.nn.GELU())
+    last = Dense(16, 1, activation_function=torch.nn.Identity(), module_output_name="scores")
+    pooling = Pooling(16, "cls")
+    finish(CrossEncoder, folder, [Transformer(str(folder)), pooling, first, LayerNorm(16), last])
 
 
 # ---------- Decoder-only rerankers, monoT5, others
@@ -341,7 +357,11 @@ MODELS = {
     "lightonai/LateOn": late_interaction,
     "lightonai/GTE-ModernColBERT-v1": pylate,
     "colbert-ir/colbertv2.0": colbert_v2,
-    "someone/llama-classifier": llama_classifier,
+    "cross-encoder/ettin-reranker-32m-v1": modular,
+    "someone/llama-classifier": decoder_classifier(tf.LlamaConfig),
+    "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": decoder_classifier(tf.Qwen3Config),
+    "someone/bge-reranker-v2-gemma-seq-cls": decoder_classifier(tf.GemmaConfig, CHATML),
+    "someone/mxbai-rerank-base-v2-seq": decoder_classifier(tf.Qwen2Config, CHATML),
     "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),
@@ -353,6 +373,7 @@ MODELS = {
     "someone/encoder-adapter": adapter(bge_m3, tf.AutoModel, "BAAI/bge-m3"),
     "someone/model-GGUF": gguf,
     "castorini/monot5-3b-msmarco-10k": mono_t5,
+    "someone/RankT5-base": mono_t5,
     "MoritzLaurer/DeBERTa-v3-base-mnli": nli("entailment neutral contradiction"),
     "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli": nli(
         "entailment neutral contradiction"

@@ -92,21 +92,24 @@ def test_splade_gives_the_products_of_its_card(script, served, toy, name):
 # ---------- Rerankers
 @pytest.mark.parametrize(("name", "kind", "prompt", "yes", "no"), cases("models_rerankers.tsv"))
 def test_a_reranker_gives_the_scores_of_its_card(script, served, toy, name, kind, prompt, yes, no):
-    """With a prompt, that is the logit of yes as the next token, less that of no."""
+    """With yes, that is the logit of yes as the next token, less that of no."""
     facts(script(f"03_rerank.py --batch-size 3 --model {name}"))
     tokenizer = AutoTokenizer.from_pretrained(served.folder / name)
     model = getattr(transformers, kind).from_pretrained(served.folder / name).eval()
 
     @torch.no_grad()
     def score(claim, abstract):
-        if not prompt:
-            return model(**tokenizer(claim, abstract, return_tensors="pt")).logits
-        text = prompt.replace("\\n", "\n")
-        text = text.format(bos=tokenizer.bos_token, claim=claim, abstract=abstract)
-        inputs = tokenizer(text, return_tensors="pt")
+        texts = [claim, abstract]
+        if prompt:
+            text = prompt.replace("\\n", "\n")
+            texts = [text.format(bos=tokenizer.bos_token, claim=claim, abstract=abstract)]
+        inputs = tokenizer(*texts, return_tensors="pt")
         if "Seq2Seq" in kind:
             inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id]])
-        logits = model(**inputs).logits[0, -1]
+        logits = model(**inputs).logits
+        if not yes:
+            return logits
+        logits = logits[0, -1]
         found = logits[tokenizer.convert_tokens_to_ids(yes)]
         if no:
             found -= logits[tokenizer.convert_tokens_to_ids(no)]

@@ -2,14 +2,16 @@
 
 from argparse import Namespace
 
+import layouts
 import numpy as np
 import pytest
 import torch
-from conftest import CLAIMS, RUN, cells, facts, kill_before, load, read, tiny, tsv
+from conftest import ABSTRACTS, CLAIMS, KEY, RUN, cells, facts, kill_before, load, read, tiny, tsv
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
 
 SCRIPT = "reranker.py"
+MODULAR = "cross-encoder/ettin-reranker-32m-v1"
 KIT = load("recipes/train/reranker.py")
 TRAIN = "--model tiny --max-length 32 --batch-size 2 --lr 1e-3 --dev-split test --epochs 2"
 
@@ -31,6 +33,21 @@ def test_every_loss_trains_a_model_that_reranks(toy, call, loss, shape, rows):
     assert facts(call("03_rerank.py", "--depth 4", cwd=toy))["made"]
     trained = CrossEncoder(str(toy / "work/demo/models/reranker"), device="cpu")
     assert trained.max_seq_length == 512  # not the 32 of the training
+
+
+def test_a_head_of_modules_is_read_trained_and_read_again(toy, call, refused):
+    layouts.make(toy, [MODULAR])
+    words = f"data/demo/pairs.jsonl {TRAIN} --model {MODULAR} --out"
+    for model, command in ((MODULAR, None), ("trained", f"{words} trained")):
+        if command:
+            facts(call(SCRIPT, command, cwd=toy))
+        facts(call("03_rerank.py", f"--model {model} --out new.tsv --batch-size 3", cwd=toy))
+        run = read(toy / "new.tsv")
+        claims = read(toy / "data/demo/claims.test.tsv").set_index("claim_id")["claim"]
+        pairs = [(claims[claim_id], ABSTRACTS[name]) for claim_id, name in run[KEY].to_numpy()]
+        library = CrossEncoder(str(toy / model), device="cpu", activation_fn=torch.nn.Identity())
+        np.testing.assert_allclose(run["score"], library.predict(pairs), rtol=1e-4, atol=1e-6)
+    refused(toy, "classifier.py", f"--model {MODULAR}", said="a head of its own")
 
 
 def logits_model(folder):

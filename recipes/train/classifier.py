@@ -151,9 +151,7 @@ def with_head(name, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(
-        name, trust_remote_code=False, local_files_only=options["local_files_only"]
-    )
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     is_new = not CLASSIFY.head_order(config) or "ForSequence" not in str(config.architectures)
     if is_new:
         print(f"{name}: a new classification head is trained")
@@ -166,7 +164,10 @@ def with_head(name, **options):
         options["num_labels"] = 3
         options["model_kwargs"]["ignore_mismatched_sizes"] = True
     model = CrossEncoder(name, **options)
-    model.config.stance_claim_first = is_new or getattr(config, "stance_claim_first", False)
+    if model.num_labels != 3:
+        kit.fail(name, "its modules.json has a head of its own; start from the encoder below it")
+    if is_new:
+        model.config.stance_claim_first = True
     return model
 
 

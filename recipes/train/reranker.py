@@ -118,14 +118,12 @@ def load_to_train(name, **options):
     from sentence_transformers import CrossEncoder
 
     kind = RERANK.kind_of(name)
-    if "CausalLM" in kind and "CrossEncoder" not in kind:
-        model = RERANK.causal_reranker(name, **options)
-        if model:
-            return model
+    model = RERANK.known_reranker(name, kind, **options)
+    if not model and "CausalLM" in kind:
         # CrossEncoder gives a CausalLM no head, but compares two next tokens; another name of the
         # architecture makes it add one.
         options |= {"num_labels": 1, "config_kwargs": {"architectures": ["Classification"]}}
-    return CrossEncoder(name, **options)
+    return model or CrossEncoder(name, **options)
 
 
 def train(args):
