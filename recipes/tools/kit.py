@@ -30,7 +30,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
-compare = import_module("06_evaluate").compare
+EVALUATE = import_module("06_evaluate")
+compare = EVALUATE.compare
+warn_of_changes = EVALUATE.warn_of_changes
 CLASSIFY = import_module("05_classify")
 LLM_RERANK = import_module("04_llm_rerank")
 LABELS = LLM_RERANK.LABELS
