@@ -444,10 +444,7 @@ def digest(path):
 
 
 def task_of(args, *inputs, models=(), without=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models.
-
-    without: names of arguments that change no output of this job.
-    """
+    """Return what decides an output: arguments but without, digests of inputs and local models."""
     for path in map(Path, inputs):
         if not path.exists():
             names = sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
@@ -488,11 +485,7 @@ def up_to_date(args, task, *outs, is_folder=False):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path for a new output, which then replaces path as a whole.
-
-    While it does, the sidecar is {}, which fits no task: after a kill then, the output is made
-    again.
-    """
+    """Yield a temporary path for a new output, which then replaces path as a whole."""
     path = Path(path)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
@@ -507,7 +500,7 @@ def written(path, task, **summary):
             "sha256": digest(new),  # before another process may replace path, too
         }
         meta = Path(f"{path}.meta.json")
-        meta.write_text("{}")
+        meta.write_text("{}")  # fits no task: after a kill from here on, the output is made again
         if path.is_dir() and new.is_dir():  # no folder takes the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
@@ -529,17 +522,12 @@ def add_shared(job, split=None):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message):
+    def error(self, message):  # one line, in place of argparse's usage
         fail(self.prog, f"{message}; see --help")
 
 
 def command_line(jobs):
-    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first.
-
-    In defaults, {data}, {work} and {split} stand for the values of these flags.
-    """
+    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first."""
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(description=__doc__, formatter_class=layout)
@@ -560,7 +548,7 @@ def command_line(jobs):
         args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
         if isinstance(value, str):
-            for field in ("data", "work", "split"):
+            for field in ("data", "work", "split"):  # defaults may name these flags
                 value = value.replace(f"{{{field}}}", str(vars(args).get(field)))
             setattr(args, name, value)
     return args

@@ -236,15 +236,13 @@ def test_measures_of_the_registry_and_with_commas_are_computed_and_one_without_v
 
 def test_a_run_without_rows_for_a_tenth_of_the_claims_is_not_compared(toy, call):
     """Of twenty claims, the other run has rows for all, for 19 or 18; or the baseline for 18."""
-    rows = [(f"c{n}", abstract_id) for n in range(20) for abstract_id in "ab"]
-    tsv(toy / "q.tsv", QRELS, [(*row, "SUPPORTS" if row[1] == "a" else "NEI") for row in rows])
-    right = [(*row, 1 + (row[1] == "b"), -(row[1] == "b")) for row in rows]
-    wrong = [(*row, 2 - (row[1] == "b"), -(row[1] == "a")) for row in rows]
+    claims = [f"c{n}" for n in range(20)]
+    judged = [(claim_id, "a", "SUPPORTS") for claim_id in claims]
+    tsv(toy / "q.tsv", QRELS, [*judged, ("c0", "b", "NEI")])
     for first, count, mark in ((20, 20, "*"), (20, 19, "*"), (20, 18, ""), (18, 20, "")):
-        tsv(toy / "a.tsv", RUN, right[: 2 * first])
-        tsv(toy / "b.tsv", RUN, sorted(wrong[: 2 * count], key=lambda row: (row[0], row[2])))
-        words = "a.tsv b.tsv --qrels q.tsv --out m --measures R@1 MRR@5"
-        done = call(SCRIPT, words, cwd=toy)
+        tsv(toy / "a.tsv", RUN, [(claim_id, "a", 1, 1) for claim_id in claims[:first]])
+        tsv(toy / "b.tsv", RUN, [(claim_id, "b", 1, 1) for claim_id in claims[:count]])
+        done = call(SCRIPT, "a.tsv b.tsv --qrels q.tsv --out m --measures R@1 MRR", cwd=toy)
         assert f"\nb  0.000{mark} " in done.stdout, (first, count)
 
 
