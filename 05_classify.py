@@ -510,13 +510,11 @@ def digest(path):
 
 
 def task_of(args, *inputs, models=(), without=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models.
-
-    without: names of arguments that change no output of this job.
-    """
-    for path in inputs:
-        if not Path(path).exists():
-            fail(path, "not found; run the stage that makes it, or name another file (--help)")
+    """Return what decides an output: arguments but without, digests of inputs and local models."""
+    for path in map(Path, inputs):
+        if not path.exists():
+            names = sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
+            fail(path, f"not found; run the stage that makes it, or name (--run) one of {names}")
     arguments = {k: v for k, v in vars(args).items() if k not in CHANGE_NO_OUTPUT.union(without)}
     local = [path for path in models if Path(path).exists()]  # others are on the hub
     return {"arguments": arguments, "inputs": {str(p): digest(p) for p in [*inputs, *local]}}
@@ -553,11 +551,7 @@ def up_to_date(args, task, *outs, is_folder=False):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path for a new output, which then replaces path as a whole.
-
-    While it does, the sidecar is {}, which fits no task: after a kill then, the output is made
-    again.
-    """
+    """Yield a temporary path for a new output, which then replaces path as a whole."""
     path = Path(path)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
@@ -572,7 +566,7 @@ def written(path, task, **summary):
             "sha256": digest(new),  # before another process may replace path, too
         }
         meta = Path(f"{path}.meta.json")
-        meta.write_text("{}")
+        meta.write_text("{}")  # fits no task: after a kill from here on, the output is made again
         if path.is_dir() and new.is_dir():  # no folder takes the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
@@ -593,21 +587,21 @@ def add_shared(job, split=None):
     # fmt: on
 
 
-def command_line(jobs):
-    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first.
+class Parser(argparse.ArgumentParser):
+    def error(self, message):  # one line, in place of argparse's usage
+        fail(self.prog, f"{message}; see --help")
 
-    In defaults, {data}, {work} and {split} stand for the values of these flags.
-    """
+
+def command_line(jobs):
+    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first."""
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.error = lambda text: fail(parser.prog, f"{text}; see --help")
+    parser = Parser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name = function.__name__
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
         add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
             if flag.default and flag.default != argparse.SUPPRESS:
@@ -620,7 +614,7 @@ def command_line(jobs):
         args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
         if isinstance(value, str):
-            for field in ("data", "work", "split"):
+            for field in ("data", "work", "split"):  # defaults may name these flags
                 value = value.replace(f"{{{field}}}", str(vars(args).get(field)))
             setattr(args, name, value)
     return args
@@ -655,15 +649,18 @@ def read_table(path, columns, **known):
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+        fail(
+            f"{path}:1",
+            f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
-            renames)"""
-        fail(f"{path}:1", found)
+            renames)""",
+        )
     table = table[(table[list(columns)] != "").any(axis=1)]  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
-        claims = table["claim"].str
-        table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
+        table["claim"] = table["claim"].str.replace(
+            quoted, lambda text: text[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column in known.keys() & set(table):
@@ -673,8 +670,9 @@ def read_table(path, columns, **known):
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        counted = table.groupby("claim_id").cumcount() + 1
-        before = table.groupby("claim_id")["score"].shift()
+        by_claim = table.groupby("claim_id")
+        counted = by_claim.cumcount() + 1
+        before = by_claim["score"].shift()
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
         faults[
@@ -705,10 +703,10 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = (
-                    "no JSON object in UTF-8 with an abstract_id of one line; see data/convert.py"
+                fail(
+                    f"{path}:{number}",
+                    "no JSON object in UTF-8 with an abstract_id of one line; see data/convert.py",
                 )
-                fail(f"{path}:{number}", what)
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
             corpus[abstract_id] = record

@@ -64,9 +64,11 @@ NOTES = {  # on measures whose names match this pattern
     "(trec_eval) skips those without evidence, divides by min(R, N), not R, and reads all ranks.",
     "Judged": "Judged@k is a mean over all claims.",
     "abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
-    "^(P|R|F1|macro F1)$": "P, R and F1 of labels are weighted by support; macro F1 is not.",
-    "": "*: differs from the first run, p < 0.05 (paired randomisation test, Holm).",
+    "^(P|R|F1|macro F1)$": "P, R and F1 are of labels, weighted by support; macro F1 is not.",
+    "": "*: differs from the first run, p < 0.05 (paired randomisation test, Holm). A run without "
+    "rows for a tenth of the claims or more is not compared: no *, no bold.",
 }
+LEGEND = "Below a value: its 95 % bootstrap interval over claims. Bold: the best run."
 TABLES = (".tsv", ".json", ".claims.tsv")  # endings of the files with numbers
 UNJUDGED = -1  # in place of a label's number: the run has this row, the qrels do not
 NO_ROW = -2  # the run has fewer rows
@@ -77,8 +79,22 @@ warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN here, which mean
 
 
 # ---------- Runs beside judgements
+@functools.cache
+def digest_once(path):
+    """Return the digest of a file, such as a corpus that several runs were made from."""
+    return digest(path)
+
+
+def warn_of_changes(path):
+    """Warn if a file that this one was made from is another one now, as the sidecar tells."""
+    for name, sha256 in sidecar_of(path).get("inputs", {}).items():
+        if Path(name).is_file() and digest_once(name) != sha256:
+            warn(path, f"{name} has changed since this was made; make it again")
+
+
 def read_run(path, qrels):
     """Return a run's rows for claims of the qrels, and counts of what is missing."""
+    warn_of_changes(path)
     run = read_table(path, RUN, label=LABELS)
     for column in PAIR:
         if not run[column].isin(qrels[column]).any():
@@ -113,8 +129,7 @@ def judgements_of(run, qrels):
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
     predicted = gold.copy()
     gold[claims, ranks] = UNJUDGED
-    # Only rows with an abstract of the qrels can be judged; merging all takes five times as long.
-    known = run.loc[run["abstract_id"].isin(qrels["abstract_id"]), RUN].merge(qrels[QRELS])
+    known = run[RUN].merge(qrels[QRELS])
     judged_claims = R.index.get_indexer(known["claim_id"])
     gold[judged_claims, known["rank"] - 1] = known["label"].map(LABELS.index)
     if "label" in run:
@@ -236,22 +251,6 @@ def stance_scores(matrices):
     return [*weighted, np.nanmean(f1, axis=-1)]
 
 
-def stance_basis(run, matrix, depth):
-    """Return what the stance measures of a run rest on: pairs, and F1 of the majority label.
-
-    matrix: (gold, predicted).
-    """
-    support = matrix.sum(axis=1)
-    # If all pairs get the majority label, its precision is its share and its recall 1. The F1 of
-    # the other labels is 0, and the mean is weighted by the shares.
-    share = support.max() / support.sum()
-    return {
-        "labelled pairs": int((run["rank"] <= depth).sum()),
-        "judged pairs": int(support.sum()),
-        "majority F1": 2 * share**2 / (1 + share),
-    }
-
-
 # ---------- Measures of a run
 # What a run's values are computed from is kept for each claim, so that claims can be drawn or
 # swapped. components: {measure: its fractions (claims, 2), CONFUSION: matrices (claims, 3, 3)}
@@ -357,13 +356,21 @@ def compare(components, names, resamples, seed):
 
 
 # ---------- Tables
-def cell_texts(cells, bounds="", best="{}"):
-    """Return a table of texts; bounds: texts behind the values; best: format of the best ones."""
+def cell_texts(cells, few, bounds="", best="{}"):
+    """Return a table of texts.
+
+    few: runs without rows for many claims, which are not compared; bounds: texts behind the values;
+    best: format of the best values.
+    """
     values = cells["value"]
-    texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, "*", "")
+    is_marked = cells["p_holm"] < 0.05
+    is_marked.loc[few] = False
+    texts = values.map("{:.3f}".format) + np.where(is_marked, "*", "")
     rounded = values.round(3)
-    highest = rounded.max()
-    is_best = (rounded == highest) & (highest > rounded.min())  # of equal runs none is best
+    compared = rounded.drop(few)
+    highest = compared.max()
+    is_best = (rounded == highest) & (highest > compared.min())  # of equal runs none is best
+    is_best.loc[few] = False
     texts = texts.mask(is_best, texts.map(best.format))
     return (texts + bounds).mask(values.isna(), "-")
 
@@ -567,11 +574,9 @@ def side_by_side(run, qrels):
 
 def read_verdicts(path):
     """Return {claim_id: record} of 05_classify.py aggregate; {} if the file is not there."""
+    warn_of_changes(path)
     lines = path.read_bytes().splitlines() if path.exists() else []
-    try:
-        return {record["claim_id"]: record for record in map(json.loads, lines)}
-    except (ValueError, LookupError, TypeError):
-        fail(path, "a line is no verdict on a claim; see 05_classify.py aggregate")
+    return {record["claim_id"]: record for record in map(json.loads, lines)}
 
 
 def rankings(args, runs, qrels, components, corpus):
@@ -594,13 +599,13 @@ def rankings(args, runs, qrels, components, corpus):
     return {"title": title, "claims": claims, "runs": list(rows.items()), "abstracts": abstracts}
 
 
-def report(data, cells, components):
+def report(data, cells, few, components):
     """Return the page, with a confusion matrix of each run that has labels of judged pairs."""
     import pandas as pd
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
     bounds = bounds.where(cells["low"].notna(), "")  # no interval without resamples
-    texts = cell_texts(cells, bounds, "<b>{}</b>")
+    texts = cell_texts(cells, few, bounds, "<b>{}</b>")
     table = texts.rename(html.escape).to_html(escape=False, border=0)
     figures = ""
     for run, own in components.items():
@@ -647,27 +652,28 @@ def evaluate(args):
     runs = {}
     for name, path in paths.items():
         runs[name], counts[name] = read_run(path, qrels)
-        needed = [*names, "R@5"]  # .claims.tsv always has it, and the page sorts claims by it
-        components[name] = components_of(runs[name], qrels, needed, args.depth)
-        matrix = components[name][CONFUSION].sum(axis=0)
-        if matrix.any():
-            counts[name] |= stance_basis(runs[name], matrix, args.depth)
+        # .claims.tsv always has R@5, and the page sorts claims by it.
+        components[name] = components_of(runs[name], qrels, [*names, "R@5"], args.depth)
+        counts[name]["judged pairs"] = int(components[name][CONFUSION].sum())
     cells = compare(components, names, args.resamples, args.seed)
+    claims = qrels["claim_id"].unique()
+    few = [name for name, n in counts.items() if n["claims without rows"] >= len(claims) / 10]
+    if list(paths)[0] in few:  # the baseline
+        few = list(paths)
     has_value = cells["value"].notna().any()  # for some run
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
     corpus = read_corpus(corpus_path) if Path(corpus_path).exists() else {}
-    notes = notes_on(list(cells["value"]), qrels, corpus, counts)
+    notes = notes_on(names, qrels, corpus, counts)
     if not has_value.all():
         notes.append(f"No run has a value of {', '.join(has_value.index[~has_value])}.")
-    contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
+    contents = tables_of(cells, components, claims, counts)
     if args.report:
-        legend = "Below a value: its 95 % bootstrap interval over claims. Bold: the best run."
-        data = rankings(args, runs, qrels, components, corpus) | {"notes": [legend, *notes]}
-        contents.append(report(data, cells, components))
+        data = rankings(args, runs, qrels, components, corpus) | {"notes": [LEGEND, *notes]}
+        contents.append(report(data, cells, few, components))
     for path, text in zip(outs, contents):
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(cell_texts(cells).to_string(line_width=100), *notes, sep="\n")
+    print(cell_texts(cells, few).to_string(line_width=100), *notes, sep="\n")
     return {"made": outs, "runs": len(components)}
 
 
@@ -831,13 +837,11 @@ def digest(path):
 
 
 def task_of(args, *inputs, models=(), without=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models.
-
-    without: names of arguments that change no output of this job.
-    """
-    for path in inputs:
-        if not Path(path).exists():
-            fail(path, "not found; run the stage that makes it, or name another file (--help)")
+    """Return what decides an output: arguments but without, digests of inputs and local models."""
+    for path in map(Path, inputs):
+        if not path.exists():
+            names = sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
+            fail(path, f"not found; run the stage that makes it, or name (--run) one of {names}")
     arguments = {k: v for k, v in vars(args).items() if k not in CHANGE_NO_OUTPUT.union(without)}
     local = [path for path in models if Path(path).exists()]  # others are on the hub
     return {"arguments": arguments, "inputs": {str(p): digest(p) for p in [*inputs, *local]}}
@@ -874,11 +878,7 @@ def up_to_date(args, task, *outs, is_folder=False):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path for a new output, which then replaces path as a whole.
-
-    While it does, the sidecar is {}, which fits no task: after a kill then, the output is made
-    again.
-    """
+    """Yield a temporary path for a new output, which then replaces path as a whole."""
     path = Path(path)
     with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         new = Path(folder, path.name)
@@ -893,7 +893,7 @@ def written(path, task, **summary):
             "sha256": digest(new),  # before another process may replace path, too
         }
         meta = Path(f"{path}.meta.json")
-        meta.write_text("{}")
+        meta.write_text("{}")  # fits no task: after a kill from here on, the output is made again
         if path.is_dir() and new.is_dir():  # no folder takes the place of another one
             path.rename(f"{folder}/old")
         new.replace(path)
@@ -914,21 +914,21 @@ def add_shared(job, split=None):
     # fmt: on
 
 
-def command_line(jobs):
-    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first.
+class Parser(argparse.ArgumentParser):
+    def error(self, message):  # one line, in place of argparse's usage
+        fail(self.prog, f"{message}; see --help")
 
-    In defaults, {data}, {work} and {split} stand for the values of these flags.
-    """
+
+def command_line(jobs):
+    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first."""
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.error = lambda text: fail(parser.prog, f"{text}; see --help")
+    parser = Parser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name = function.__name__
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        job.error = lambda text, job=job: fail(job.prog, f"{text}; see --help")
         add_flags(job)
         for flag in job._actions:  # argparse has no public list of them
             if flag.default and flag.default != argparse.SUPPRESS:
@@ -941,7 +941,7 @@ def command_line(jobs):
         args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
         if isinstance(value, str):
-            for field in ("data", "work", "split"):
+            for field in ("data", "work", "split"):  # defaults may name these flags
                 value = value.replace(f"{{{field}}}", str(vars(args).get(field)))
             setattr(args, name, value)
     return args
@@ -976,15 +976,18 @@ def read_table(path, columns, **known):
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+        fail(
+            f"{path}:1",
+            f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
-            renames)"""
-        fail(f"{path}:1", found)
+            renames)""",
+        )
     table = table[(table[list(columns)] != "").any(axis=1)]  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
-        claims = table["claim"].str
-        table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
+        table["claim"] = table["claim"].str.replace(
+            quoted, lambda text: text[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column in known.keys() & set(table):
@@ -994,8 +997,9 @@ def read_table(path, columns, **known):
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        counted = table.groupby("claim_id").cumcount() + 1
-        before = table.groupby("claim_id")["score"].shift()
+        by_claim = table.groupby("claim_id")
+        counted = by_claim.cumcount() + 1
+        before = by_claim["score"].shift()
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
         faults[
@@ -1026,10 +1030,10 @@ def read_corpus(path):
                 if b"\\u" in line:  # half of a surrogate pair cannot be encoded
                     json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
-                what = (
-                    "no JSON object in UTF-8 with an abstract_id of one line; see data/convert.py"
+                fail(
+                    f"{path}:{number}",
+                    "no JSON object in UTF-8 with an abstract_id of one line; see data/convert.py",
                 )
-                fail(f"{path}:{number}", what)
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
             corpus[abstract_id] = record

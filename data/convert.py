@@ -105,7 +105,8 @@ TAKEN = {*TREC_RUN, "preds", "relevance"}  # read for a run or qrels, so they ar
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 TREC_LINE = re.compile(rf"(?:\S+\s+){{3}}{NUMBER}(\s+{NUMBER}\s.*)?", re.IGNORECASE)
-HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # whole pairs are decoded as one character
+# A structure in place of a text, or its source text: FEVER's evidence, a list in a cell, ids alone
+NESTED = r"""(?s)[\d\[][\d\s,\[\]]*|[\[{]\s*(['"\[{]|\d+,).*[\]}]"""
 WARNINGS = []  # of this call
 
 
@@ -166,10 +167,7 @@ def joined(value):
 
 def as_id(value):
     """Return an id as text: "7" for 7, 7.0 (an integer in a column with gaps) and " 7"."""
-    text = as_text(value).strip()
-    if ROW_BREAK.search(text):
-        fail(repr(text), "an id holds a tab or a line break; fix the file")
-    return text
+    return as_text(value).strip()
 
 
 def made_id(text):
@@ -203,14 +201,13 @@ def corpus_record(record, left_out):
     """Return a record of the corpus: abstract_id, title, abstract, then its other fields.
 
     Title and abstract may be lists of sentences. Texts (in NFC) and finite numbers are kept;
-    left_out counts the other fields.
+    left_out counts the other fields. The id stays as it is, as in all files that refer to it.
     """
+    kept = {"abstract_id": record.pop("abstract_id")}
     ours = {
-        "abstract_id": record["abstract_id"],
         "title": joined(record.get("title")),
         "abstract": joined(record.get("abstract")) or "",
     }
-    kept = {}
     for field, value in (
         ours | record | ours
     ).items():  # the first for the order, the last for values
@@ -244,6 +241,8 @@ def unquoted(field):
 def open_text(path):
     """Open a text in UTF-8, which gzip may have packed."""
     with open(path, "rb") as file:
+        if not file.seekable():
+            fail(path, "a pipe, which can be read only once; write it to a file first")
         is_packed = file.read(2) == b"\x1f\x8b"
     if is_packed:
         return gzip.open(path, "rt", encoding="utf-8-sig")
@@ -329,12 +328,10 @@ def parsed(path, number, text):
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
-    if "\\u" in text:  # an escape, which may be half of a surrogate pair
-        decoded = json.dumps(value, ensure_ascii=False)
-        decoded, count = HALF_PAIR.subn("?", decoded)
-        if count:
-            warn(f"{path}:{number}", "half a surrogate pair is no character and becomes ?")
-            value = json.loads(decoded)
+    if (
+        "\\u" in text
+    ):  # an escape, which may be half of a surrogate pair, no character: it becomes ?
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     return value
 
 
@@ -418,17 +415,20 @@ def our_names(columns, given, make_ids):
     # With --columns claim=text, the file's own column claim becomes "their claim".
     names = {ours: f"their {ours}" for ours in given.values()}
     for column in columns:
-        ours = guesses.get(column.strip().lower())
-        if ours and ours not in given.values():
+        name = column.strip().lower()
+        ours = guesses.get(name)
+        if name in given:
+            names[column] = given[name]
+        elif ours and ours not in given.values():
             names[column] = ours
-    return names | given
+    return names
 
 
 def with_our_columns(path, table, given, make_ids):
     """Return a table with our column names; given: {column of the file: our column}."""
     theirs = table.columns
     for column, ours in given.items():
-        if column not in theirs:
+        if column not in theirs.str.lower():
             fail(f"{path}:1", f"no column {column} for {ours} among {', '.join(theirs)}")
     table = table.rename(columns=our_names(theirs, given, make_ids))
     for ours in table.columns[table.columns.duplicated()]:
@@ -493,7 +493,7 @@ def kind_of(path, table, args):
 def with_texts(table, columns):
     """Return a table with texts in these columns; claims and ids are not empty, and one line."""
     for column in table.columns.intersection(columns):
-        texts = table[column].map(as_text).str.strip()
+        texts = table[column].map(joined).fillna("").str.strip()
         if column == "claim":
             texts = texts.map(one_line)
         table = table.assign(**{column: texts})
@@ -531,7 +531,6 @@ def with_list_rows(path, table):
     table = table.assign(abstract_id=lists)
     table = without_rows(path, table, lists.str.len() == 0, "rows without any id in preds")
     table = table.explode("abstract_id")
-    reject(table, table["abstract_id"] == "null", "preds holds null in place of an id")
     return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
@@ -549,23 +548,25 @@ def with_trec_ranks(table):
     return table.assign(rank=ranks, score=scores)
 
 
-def with_relevance_labels(path, table):
+def with_relevance_labels(table):
     """Return a table with labels for its relevance, "" where it is not judged."""
     grades = to_floats(table["relevance"])
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)  # true for NaN, which is no number
-    what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
-    reject(table, is_bad, what)
-    if (grades > 1).any():
-        warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
+    reject(
+        table,
+        is_bad,
+        "the relevance is not an integer (if this is a run, it needs a header with rank)",
+    )
     return table.assign(label=grades.map(grade_label))
 
 
 def with_our_labels(path, table, kind, meanings):
     """Return a table with labels as we spell them; qrels may have rows without any yet.
 
-    meanings: {label of the file: ours}, from --labels
+    meanings: {label of the file, in lower case: ours}, from --labels
     """
-    table = table.assign(label=table["label"].replace(meanings).map(label_of))
+    labels = table["label"].map(lambda label: label_of(meanings.get(label.lower(), label)))
+    table = table.assign(label=labels)
     if kind == "qrels":
         is_empty = table["label"] == ""
         table = without_rows(path, table, is_empty, "rows without a label, or of relevance below 0")
@@ -623,8 +624,10 @@ def checked(path, table, kind, args):
     if kind == "run" and "preds" in table:
         table = with_list_rows(path, table)
     table = with_texts(table, [*columns, "relevance"])
-    if kind == "qrels" and "label" not in table:
-        table = with_relevance_labels(path, table)
+    if kind == "qrels" and "relevance" in table:
+        if "label" in table:
+            fail(f"{path}:1", "columns label and relevance: each judges the pairs; remove one")
+        table = with_relevance_labels(table)
     if kind in ("qrels", "verdicts"):
         table = with_our_labels(path, table, kind, args.labels)
     table = without_repeats(path, table, columns)
@@ -694,8 +697,10 @@ def read_source(path, args):
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
     table = without_empty_columns(path, table)
-    if args.drop_empty:
-        for text in table.columns.intersection(TEXTS):
+    for text in table.columns.intersection(TEXTS):
+        is_nested = table[text].map(joined).str.strip().str.fullmatch(NESTED, na=False)
+        reject(table, is_nested, f"{text} is nested, or holds ids, not texts")
+        if args.drop_empty:
             is_empty = table[text].map(made_id) == ""
             table = without_rows(path, table, is_empty, f"rows with an empty {text}")
     kind = kind_of(path, table, args)
@@ -720,9 +725,6 @@ def convert(args):
     """Write the files as ours, and return a summary."""
     path = ", ".join(args.files)
     out = Path(args.out)
-    for file in args.files:
-        if Path(file).is_fifo():
-            fail(file, "a pipe, which can be read only once; write it to a file first")
     check_place(out, args.files)
     kind, source = read_sources(args)
     table = checked(path, source, kind, args)
@@ -754,15 +756,14 @@ def convert(args):
 
 # ---------------------------------------------------------------- Command line
 def name_pairs(text):
-    """Return {name of the file: ours} of --columns or --labels."""
+    """Return {name of the file, in lower case: ours} of --columns or --labels."""
     names = {}
     for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
         ours, equals, theirs = map(str.strip, pair.partition("="))
-        if not equals or theirs in names:
+        if not equals or names.setdefault(theirs.lower(), ours) != ours:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
             )
-        names[theirs] = ours
     return names
 
 

@@ -312,7 +312,7 @@ def source_page(made, entry, counts):
     If counts differ from the published ones, a warning says so, and licence and citation are left
     out.
     """
-    words = ["page", "licence", "citation", "note"]
+    words = "page licence citation note".split()
     for what, number in entry.get("counts", {}).items():
         if counts[what] != number:
             warn(

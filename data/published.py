@@ -200,7 +200,7 @@ def read_check_covid(source, args):
 
     The split all holds the claims of the three splits.
     """
-    for split in ("train", "dev", "test"):
+    for split in "train dev test".split():
         for path in find(
             source,
             f"covidCheck_{split}.json",
@@ -219,10 +219,8 @@ def read_climate_fever(source, args):
     path = find_one(source, "climate-fever*.jsonl")
     claims = list(read_records(path, "claim_id", "claim", "evidences"))
     sentences = {}  # a sentence may be evidence for several claims
-    fields = ("evidence_id", "evidence_label", "article", "evidence")
     for claim in claims:
         for evidence in claim["evidences"]:
-            demand(f"{path}, claim {claim['claim_id']}", evidence, *fields)
             sentences[evidence["evidence_id"]] = renamed(
                 evidence, abstract_id="evidence_id", title="article", abstract="evidence"
             )
@@ -263,24 +261,30 @@ def read_checkthat4b(source, args):
 def read_checkthat2026(source, args):
     """CheckThat! 2026, task 1: posts in English, German and French, and the collection of papers.
 
-    The path of a file of posts names language and split, as in de_train.json; claim_id is
-    LANGUAGE-NUMBER. Without the papers of test, these posts have no judgements.
+    Posts are read from LANGUAGE_SPLIT.json, such as de_train.json, wherever it lies, papers from
+    collection_data.json; a warning names other files. claim_id is LANGUAGE-NUMBER. Without the
+    papers of test, these posts have no judgements.
     """
-    paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
-    for path in find(source, "*collection*.*"):
-        yield from read_corpus(path, "pubkey")
-    for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
+    collection = find_one(source, "collection_data.json")
+    others = {*find(source, "*.json*", "*.?sv", "*.parquet")} - {collection}
+    yield from read_corpus(collection, "pubkey")
+    known = {}  # {(split, claim_id): (text, path)}
+    for language, split in itertools.product("en de fr".split(), "train dev test".split()):
         fields = ["index", "text"]
         if split != "test":
             fields.append("pubkey")
-        for path in paths:
-            words = re.findall("[a-z]+", str(path.relative_to(source)).lower())
-            if language not in words or split not in words:
-                continue
+        for path in source.rglob(f"{language}_{split}.json"):
+            others.remove(path)
             for record in read_records(path, *fields):
                 row = renamed(record, claim="text", abstract_id="pubkey")
-                row["claim_id"] = f"{language}-{as_id(record['index'])}"
-                yield split, row | {"language": language, "label": RELEVANT}
+                claim_id = f"{language}-{as_id(record['index'])}"
+                text, first = known.setdefault((split, claim_id), (row["claim"], path))
+                if text != row["claim"]:
+                    fail(path, f"post {record['index']} has another text in {first}; remove one")
+                row |= {"claim_id": claim_id, "language": language, "label": RELEVANT}
+                yield split, row
+    if others:
+        warn(source, f"left out (not LANGUAGE_SPLIT.json): {', '.join(sorted(map(str, others)))}")
 
 
 def read_beir(source, args):
@@ -320,7 +324,7 @@ def read_ours(source, args):
     """Yield the records of the corpus, then the rows of a data folder of the kit."""
     for record in read_records(source / "corpus.jsonl", "abstract_id"):
         yield None, record
-    for kind in ("claims", "narratives", "qrels"):
+    for kind in "claims narratives qrels".split():
         for path in source.glob(f"{kind}.*.tsv"):
             split = path.stem.removeprefix(f"{kind}.")
             for row in read_rows(path, "claim_id"):

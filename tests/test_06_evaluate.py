@@ -167,9 +167,12 @@ def test_holm():
 def test_the_best_of_different_runs_is_marked_and_so_is_a_significant_difference():
     values = pd.DataFrame({"R@5": [0.1, 0.3, 0.2], "F1": [np.nan, 0.5, 0.5]}, ["x", "y", "z"])
     p = pd.DataFrame({"R@5": [np.nan, 0.01, 0.2], "F1": [np.nan] * 3}, values.index)
-    shown = KIT.cell_texts({"value": values, "p_holm": p}, best="<b>{}</b>")
+    cells = {"value": values, "p_holm": p}
+    shown = KIT.cell_texts(cells, [], best="<b>{}</b>")
     assert shown["R@5"].tolist() == ["0.100", "<b>0.300*</b>", "0.200"]
     assert shown["F1"].tolist() == ["-", "0.500", "0.500"]
+    unfinished = KIT.cell_texts(cells, ["y"], best="<b>{}</b>")
+    assert unfinished["R@5"].tolist() == ["0.100", "0.300", "<b>0.200</b>"]
 
 
 def test_a_table_is_explained_by_what_it_shows():
@@ -196,9 +199,7 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     assert numbers["counts"]["a"] == {
         "claims without rows": 1,
         "claims not judged": 1,
-        "labelled pairs": 2,
         "judged pairs": 2,
-        "majority F1": 1 / 2 * 2 / 3,
     }
     assert "\na: claims not judged: 1\n" in done.stdout
     table = pd.read_csv(toy / "out/m-0.1.tsv", sep="\t", index_col="run")
@@ -231,6 +232,33 @@ def test_measures_of_the_registry_and_with_commas_are_computed_and_one_without_v
     table = pd.read_csv(toy / "m.tsv", sep="\t")
     assert list(table) == ["run", *measures[1:]]
     assert table.loc[0, list(measures[1:])].tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 3])
+
+
+def test_a_run_without_rows_for_a_tenth_of_the_claims_is_not_compared(toy, call):
+    """Of twenty claims, the other run has rows for all, for 19 or 18; or the baseline for 18."""
+    claims = [f"c{n}" for n in range(20)]
+    judged = [(claim_id, "a", "SUPPORTS") for claim_id in claims]
+    tsv(toy / "q.tsv", QRELS, [*judged, ("c0", "b", "NEI")])
+    for first, count, mark in ((20, 20, "*"), (20, 19, "*"), (20, 18, ""), (18, 20, "")):
+        tsv(toy / "a.tsv", RUN, [(claim_id, "a", 1, 1) for claim_id in claims[:first]])
+        tsv(toy / "b.tsv", RUN, [(claim_id, "b", 1, 1) for claim_id in claims[:count]])
+        done = call(SCRIPT, "a.tsv b.tsv --qrels q.tsv --out m --measures R@1 MRR", cwd=toy)
+        assert f"\nb  0.000{mark} " in done.stdout, (first, count)
+
+
+def test_what_was_made_from_another_file_is_told(toy, call):
+    facts(call("02_retrieve.py", f"fuse {HYBRID} --out a.tsv", cwd=toy))
+    jsonl(toy / "work/demo/test/claims.jsonl", {"claim_id": "c3", "verdict": "DISPUTED"})
+    made = {"inputs": {"a.tsv": "another digest", "gone.tsv": "its digest"}}
+    jsonl(toy / "work/demo/test/claims.jsonl.meta.json", made)
+    warnings = ["work/demo/test/claims.jsonl: a.tsv has changed since this was made; make it again"]
+    words = "a.tsv --report page.html"
+    for stale in ([], ["a.tsv: work/demo/test/hybrid.tsv has changed since this was made; make"]):
+        lines = call(SCRIPT, words, cwd=toy).stderr.splitlines()
+        assert len(lines) == len(stale) + 1
+        for line, said in zip(lines, [*stale, *warnings]):
+            assert line.startswith(f"warning: {said}")
+        (toy / HYBRID).write_text((toy / HYBRID).read_text() + "\n")
 
 
 # ---------------------------------------------------------------- The page

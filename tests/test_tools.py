@@ -117,7 +117,7 @@ VALUES = """x|NA|0|1; x|null|0|1; x|nan|0|1; x|None|0|1; x|1e5|0|1; x|007|0|1; x
     y|NA|0|1; y|null|0|1; y|nan|0|1; y|None|0|1; y|1e5|1|1; y|007|0|1; y|7|1|1; y|True|0|;
     z|NA|0|1; z|null|0|1; z|nan|0|1; z|None|0|1; z|1e5|1|1; z|007|0|1; z|7|1|1; z|True|1|1"""
 METRICS = """{"value": {"x": {"R@2": 0.125, "MRR": 0.5}, "y": {"R@2": 0.25, "MRR": null},
-    "z": {"R@2": 0.375, "MRR": 0.5}}}"""
+    "z": {"R@2": 0.375, "MRR": 0.5}}, "counts": {"x": {"claims without rows": 0}}}"""
 
 
 def test_values_by_claim_are_of_all_claims(toy, program):

@@ -1,5 +1,7 @@
 """recipes/tools/significance.py: tests of differences between runs against SciPy and by hand."""
 
+import json
+
 import pandas as pd
 import pytest
 from conftest import load, tsv
@@ -28,5 +30,10 @@ def test_wilcoxon_and_mcnemar(tmp_path, program):
     mean = (0.1 - 0.5 + 0.2 - 0.1 + 0.8 - 0.2) / 3
     assert lines[1][:3] == ["MRR@5", "a", "3"] and float(lines[1][3]) == pytest.approx(mean)
     assert lines[1][7] == "" and lines[2][4:6] == ["1", "1"] and float(lines[2][7]) == 1
+    lacking = {"counts": {"b": {"claims without rows": 0}, "a": {"claims without rows": 1}}}
+    (tmp_path / "metrics.json").write_text(json.dumps(lacking))
+    done = program("tools/significance", f"{words} MRR@5", cwd=tmp_path)
+    assert done.stderr.startswith("warning: a: left out, without rows for a tenth of the claims")
+    (tmp_path / "metrics.json").unlink()
     done = program("tools/significance", f"{words} nDCG", cwd=tmp_path)
     assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import KEY, QRELS, RUN, cases, facts, load, read, records, tsv
+from conftest import CLAIMS, KEY, QRELS, RUN, cases, facts, jsonl, load, read, records, tsv
 
 SCRIPT = "mine.py"
 KIT = load("recipes/train/mine.py")
@@ -54,7 +54,8 @@ def shown(example):
 def test_what_is_mined(toy, call, run, qrels, words, left_out, expected):
     tsv(toy / "r.tsv", RUN, run)
     tsv(toy / "q.tsv", QRELS, qrels)
-    made = facts(call(SCRIPT, f"r.tsv --qrels q.tsv --out x.jsonl {words}", cwd=toy))
+    words = f"r.tsv --split test --qrels q.tsv --out x.jsonl {words}"
+    made = facts(call(SCRIPT, words, cwd=toy))
     assert made["left_out"] == int(left_out)
     assert sorted(map(shown, records(toy / "x.jsonl"))) == expected.split("; ")
 
@@ -100,4 +101,36 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
 def test_what_gives_no_examples_is_refused(toy, refused, name, run, qrels, words, said):
     tsv(toy / name, RUN, run)
     tsv(toy / "q.tsv", QRELS, qrels)
-    refused(toy, SCRIPT, name, *f"--qrels q.tsv --out x.jsonl {words}".split(), said=said)
+    words = f"--split test --qrels q.tsv --out x.jsonl {words}"
+    refused(toy, SCRIPT, name, *words.split(), said=said)
+
+
+TWINS = """--hard 9; --hard 0 --easy 9; --shape labels --hard 9; --shape scores --gold;
+    --shape tuples --hard 1 --easy 1 --draw best; --shape tuples --pool nei --hard 0 --easy 9"""
+
+
+@pytest.mark.parametrize("words", TWINS.split(";"))
+def test_a_text_that_is_evidence_is_no_negative_under_another_id(toy, call, words):
+    """1 is evidence of c1, 4 of c2, a claim of the same words; 2 has the text of 1; 3 is the claim.
+
+    0 and 5 have no text, and are not the same.
+    """
+    texts = ["", "Sea ice fell.", "Sea  ICE fell!", "It's the sun, stupid", "Cod moved.", ""]
+    rows = [{"abstract_id": n, "abstract": text, "title": n} for n, text in enumerate(texts)]
+    jsonl(toy / "data/demo/corpus.jsonl", *rows)
+    tsv(
+        toy / "data/demo/claims.train.tsv",
+        CLAIMS,
+        "c1|It's the sun, stupid; c2|It's the SUN stupid",
+    )
+    tsv(toy / "q.tsv", QRELS, "c1|1|SUPPORTS; c1|0|SUPPORTS; c2|4|REFUTES; c2|2|NEI; c1|5|NEI")
+    run = [("c1", n, n + 1, -n) for n in range(6)] + [("c2", n, n + 1, -n) for n in range(6)]
+    tsv(toy / "r.tsv", RUN, run)
+    made = facts(call(SCRIPT, f"r.tsv --qrels q.tsv --out x.jsonl {words}", cwd=toy))
+    assert made["left_out"] == 7
+    drawn = set()
+    for row in records(toy / "x.jsonl"):
+        drawn |= set(row.get("negatives", []))
+        if row["kind"] != "evidence":
+            drawn.add(row["abstract_id"])
+    assert drawn == {"5"}

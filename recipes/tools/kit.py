@@ -30,7 +30,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
-compare = import_module("06_evaluate").compare
+EVALUATE = import_module("06_evaluate")
+compare = EVALUATE.compare
+warn_of_changes = EVALUATE.warn_of_changes
 CLASSIFY = import_module("05_classify")
 LLM_RERANK = import_module("04_llm_rerank")
 LABELS = LLM_RERANK.LABELS
@@ -164,6 +166,29 @@ def read_values(path):
 def read_qrels(path, **known):
     """Return judged pairs, [claim_id, abstract_id, label]; known: as in read_table."""
     return read_table(path, QRELS, label=LABELS, **known)[QRELS]
+
+
+def with_twins(qrels, claims, corpus):
+    """Return judged pairs, and as TWIN those that can be no negatives because of their texts.
+
+    The abstract of a TWIN has, under another id, the text of evidence of a claim of the same words,
+    or it is the claim itself, in whatever case and punctuation. A TWIN takes the place of NEI.
+    claims, corpus: by id.
+    """
+    import pandas as pd
+
+    texts = [text_of(record, ["abstract"]) or text_of(record) for record in corpus.values()]
+    abstracts = pd.DataFrame({"abstract_id": list(corpus), "text": map(words_of, texts)})
+    judged = qrels.assign(words=qrels["claim_id"].map(claims).map(words_of))
+    itself = judged.drop_duplicates("claim_id").assign(text=judged["words"])
+    evidence = judged[judged["label"] != "NEI"]
+    found = pd.concat([evidence.merge(abstracts), itself])[["words", "text"]]
+    pairs = itself[["words", "claim_id"]].merge(found).merge(abstracts)[PAIR]
+    labels = qrels.set_index(PAIR)["label"]
+    twins = dict.fromkeys(pairs.itertuples(index=False, name=None), "TWIN")
+    # A key keeps its first place, and gets its last value.
+    known = labels.to_dict() | twins | labels[labels != "NEI"].to_dict()
+    return pd.Series(known).rename_axis(PAIR).reset_index(name="label")
 
 
 def read_verdicts(path, columns):

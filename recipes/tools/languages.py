@@ -14,7 +14,8 @@ Prints  the number of claims of each split and language
 
 Example
     python recipes/tools/languages.py data/checkthat2026 work/checkthat2026/languages
-    python 06_evaluate.py --data work/checkthat2026/languages/de --work work/checkthat2026
+    python 06_evaluate.py --data work/checkthat2026/languages/de --work work/checkthat2026 \\
+        --out work/checkthat2026/test/metrics-de
 """
 
 import re

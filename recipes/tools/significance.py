@@ -5,7 +5,8 @@
 """
 Compare runs with the first one: Wilcoxon's signed-rank test and McNemar's test (AIRwaves 2025).
 
-Reads   metrics.claims.tsv of 06_evaluate.py: each measure by run and claim
+Reads   metrics.claims.tsv of 06_evaluate.py: each measure by run and claim; metrics.json, if it is
+        there: runs without rows for a tenth of the claims or more are left out
 Prints  for each other run and each measure, the number of claims that have a value in both runs,
         the mean difference, how many claims are won and lost, and two-sided p-values without a
         correction for multiple comparisons; McNemar's test only where each claim has 0 or 1
@@ -14,6 +15,8 @@ Example
     python 06_evaluate.py --measures R@5 Success@1
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
+
+from pathlib import Path
 
 import kit
 import pandas as pd
@@ -68,6 +71,12 @@ def main():
     args = parser.parse_args()
     table = kit.read_values(args.table)
     runs = table.index.unique("run")
+    metrics = Path(args.table.replace(".claims.tsv", ".json"))
+    if metrics.exists():
+        missing = kit.read_metrics(metrics, "counts")["claims without rows"]
+        for run in missing.index[missing >= len(table.loc[runs[0]]) / 10]:
+            kit.warn(run, "left out, without rows for a tenth of the claims or more")
+            runs = runs.drop(run)
     if len(runs) < 2:
         kit.fail(args.table, "values of one run; evaluate two: python 06_evaluate.py A B")
     known = list(table)

@@ -54,6 +54,7 @@ def scores_of(predicted, gold):
 
 def compare(args):
     """Compare verdicts on claims with the verdicts that follow from the qrels."""
+    kit.warn_of_changes(args.verdicts)
     try:
         with open(args.verdicts, encoding="utf-8") as file:
             records = [json.loads(line) for line in file]

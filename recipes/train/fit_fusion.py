@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "ir-measures==0.4.3", "numpy==2.4.6", "pandas==3.1.1", "tqdm==4.70.1",
+#   "ir-measures==0.4.3", "numpy==2.4.6", "pandas==3.1.1",
 # ]
 # ///
 """
@@ -47,14 +47,12 @@ def all_fusions(count):
 def try_fusions(runs, fusions, qrels, measure):
     """Return the values of the measure (fusions, claims)."""
     import ir_measures
-    from tqdm.auto import tqdm
 
     judged = qrels[kit.PAIR].set_axis(["query_id", "doc_id"], axis=1)
     judged["relevance"] = (qrels["label"] != "NEI").astype(int)
     scorer = ir_measures.evaluator([measure], judged)
     values = []
-    progress = tqdm(fusions, "fusions")
-    for (method, k), group in itertools.groupby(progress, lambda fusion: fusion[:2]):
+    for (method, k), group in itertools.groupby(fusions, lambda fusion: fusion[:2]):
         table = RETRIEVE.points_table(runs, method, k)
         claims = table.index.codes[0]  # the index is PAIR; these are its claims as numbers
         for fusion in group:
@@ -95,7 +93,6 @@ def fit(args):
     task = kit.task_of(args, *args.runs, args.qrels)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    RETRIEVE.warn_of_splits(args)
     runs = [kit.read_table(path, kit.RUN) for path in args.runs]
     qrels = kit.read_qrels(args.qrels)
     RETRIEVE.check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
@@ -116,7 +113,7 @@ def fit(args):
     fusions = all_fusions(len(runs))
     values = try_fusions(sample_runs, fusions, sample, measure)
     held_out = held_out_value(values)
-    print(f"{held_out:.4f}  in {FOLDS}-fold cross-validation; the best fusions of all claims:")
+    print(f"{held_out:.4f}  in {FOLDS}-fold cross-validation; best (ties may differ in 02 fuse):")
     finalists = np.argsort(-values.mean(axis=1), kind="stable")[:FINALISTS]
     fusions = [fusions[number] for number in sorted(finalists)]
     values = try_fusions(runs, fusions, qrels, measure)

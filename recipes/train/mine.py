@@ -10,7 +10,9 @@ Mine training examples: evidence, and negatives from a run and the corpus.
 Reads   a run, qrels, corpus.jsonl
 Writes  examples.jsonl, for encoder.py, reranker.py and classifier.py (data/README.md has its
         fields)
-Prints  JSON on the last line; left_out counts candidates that are likely evidence, by rank or score
+Prints  JSON on the last line; left_out counts candidates that are likely evidence, by rank, score
+        or text: the text of evidence under another id, or of a claim of the same words, is no
+        negative, and neither is an abstract that is the claim itself
 
 Examples
     python recipes/train/mine.py --hard 2 --easy 2
@@ -26,9 +28,9 @@ from training import RETRIEVE, kit
 def marked(table, easy, args):
     """Return a table of pairs with the columns is_evidence, is_likely and is_negative.
 
-    is_likely: rank or score tells that the pair may be evidence. The margins count from the lowest
-    score of the claim's evidence (NV-Retriever, Moreira et al. 2024); they mark nothing for a claim
-    whose evidence is not in the run. easy: abstract ids that easy negatives are drawn from.
+    is_likely: rank, score or text tells that the pair may be evidence. The margins count from the
+    lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024); they mark nothing for
+    a claim whose evidence is not in the run. easy: ids that easy negatives are drawn from.
     """
     is_evidence = table["label"].isin(["SUPPORTS", "REFUTES"])
     scores = table["score"].where(is_evidence).groupby(table["claim_id"])
@@ -40,7 +42,7 @@ def marked(table, easy, args):
     )
     return table.assign(
         is_evidence=is_evidence,
-        is_likely=is_high | (table["rank"] <= args.skip_top),
+        is_likely=is_high | (table["rank"] <= args.skip_top) | (table["label"] == "TWIN"),
         is_negative=table["abstract_id"].isin(easy) & ~is_evidence,
     )
 
@@ -84,7 +86,7 @@ def examples_of(claim_id, rows, easy, args):
     if args.shape == "scores":
         scored = ranked.dropna(subset="score")[: args.from_top]
         if args.gold:
-            scored = scored[~scored["is_evidence"]]
+            scored = scored[scored["label"].fillna("NEI") == "NEI"]
         targets = np.clip(0.5 + args.scale * (scored["score"] - args.middle), 0, 1)
         for abstract_id, target in zip(scored["abstract_id"], targets):
             yield start | {"kind": "score", "abstract_id": abstract_id, "target": round(target, 6)}
@@ -102,33 +104,31 @@ def mine(args):
     """Write training examples: evidence, and negatives from a run and the corpus."""
     import pandas as pd
 
-    inputs = [args.qrels, args.corpus]
+    inputs = [args.claims, args.qrels, args.corpus]
     needs_run = args.hard or args.shape == "scores"
     if needs_run:
         inputs.append(args.run)
     task = kit.task_of(args, *inputs)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    easy = list(kit.read_corpus(args.corpus))
-    qrels = kit.read_qrels(args.qrels, abstract_id=easy)
+    claims = kit.read_claims(args.claims)
+    corpus = kit.read_corpus(args.corpus)
+    easy = list(corpus)
+    qrels = kit.read_qrels(args.qrels, claim_id=claims, abstract_id=easy)
     run = qrels[:0].assign(rank=0, score=0.0)
     if needs_run:
-        run = kit.read_table(args.run, kit.RUN, abstract_id=easy)
+        run = kit.read_table(args.run, kit.RUN, abstract_id=easy)[kit.RUN]
         RETRIEVE.check_claims({args.qrels: qrels, args.run: run})
-        if args.relative_margin < np.inf and (run["score"].min() < 0 or "hybrid" in args.run):
-            kit.fail(
-                "--relative-margin", f"{args.run}: ratios of fused or negative scores mean nothing"
-            )
+        if args.relative_margin < np.inf and run["score"].min() < 0:
+            kit.fail("--relative-margin", f"{args.run}: ratios of negative scores mean nothing")
     if args.pool == "nei":
         easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
-    run = run[kit.RUN]
-    table = pd.concat([qrels.merge(run, "left"), run]).drop_duplicates(kit.PAIR)
+    judged = kit.with_twins(qrels, claims, corpus).merge(run, "left")
+    table = pd.concat([judged, run]).drop_duplicates(kit.PAIR)
     table = marked(table, easy, args)
     examples = []
     for claim_id, rows in table.groupby("claim_id", sort=False):
         examples += examples_of(claim_id, rows, easy, args)
-    if not examples:
-        kit.fail(args.qrels, "none of its claims gives an example; see --help")
     summary = {"examples": len(examples), "left_out": int(table["is_likely"].sum())}
     with kit.written(args.out, task, **summary) as new:
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
@@ -140,9 +140,10 @@ def add_mine(add):
     add("run", nargs="?", default="{work}/{split}/hybrid.tsv",
         help="draw hard negatives from this run")
     kit.add_qrels(add)
+    kit.add_claims(add)
     kit.add_corpus(add)
     add("--out", default="{work}/{split}/examples.jsonl", help="write the examples to this file")
-    add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
+    add("--shape", choices="pairs tuples labels scores".split(), default="pairs",
         help="""pairs: claim, abstract, target 0 or 1 (reranker.py, losses bce and l1); tuples:
         claim, evidence, its negatives (encoder.py; reranker.py, all losses); labels: NEI pairs of
         all judged claims (classifier.py); scores: targets from the run (reranker.py)""")
@@ -164,7 +165,7 @@ def add_mine(add):
     add("--relative-margin", type=kit.share, default=np.inf,
         help="""leave out candidates with more than this share of that lowest score, such as 0.95;
         for the run of one retriever, as shares of a fusion's scores mean nothing""")
-    add("--draw", choices=("random", "best", "worst"), default="random",
+    add("--draw", choices="random best worst".split(), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=("both", "nei"), default="both",
         help="""take these as negatives; both: NEI for the claim, or not judged; nei: NEI for this
