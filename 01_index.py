@@ -39,7 +39,6 @@ import tempfile
 import time
 import unicodedata
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,7 +85,7 @@ def index_bm25(texts, folder, args):
 
     analyser = ANALYSERS[args.analyser]._asdict()
     if args.language != "english":  # for English, the analyser names one of two lists of stopwords
-        for step in ("stopwords", "stemmer"):
+        for step in ("lower", "stopwords", "stemmer"):
             if analyser[step]:
                 analyser[step] = args.language
     tokens = tokenise(texts, **analyser)
@@ -97,29 +96,39 @@ def index_bm25(texts, folder, args):
     ids = [new_number[row] for row in tokens.ids]
     bm25 = bm25s.BM25(args.k1, args.b, args.delta, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
+    if bm25.nonoccurrence_array is not None:  # bm25l and bm25+
+        # The library subtracts the score of a term that does not occur, in which delta cancels out.
+        bm25.scores["data"] += np.repeat(bm25.nonoccurrence_array, np.diff(bm25.scores["indptr"]))
     bm25.save(folder, show_progress=False)
     return {"analyser": analyser}
 
 
 # ---------- Dense and SPLADE
-def open_encoder(load, model, args, dtype, **options):
+def open_encoder(load, model, args, **options):
     """Open an encoder that truncates texts at --max-length, or at a lower limit of its own."""
-    encoder = open_model(load, model, args, dtype, **options)
-    check_fields(encoder, model, args)
+    encoder = open_model(load, model, args, args.dtype, **options)
     if args.max_length < encoder.max_seq_length < np.inf:  # static embeddings have no limit
         encoder.max_seq_length = args.max_length
     return encoder
 
 
-def open_dense_encoder(model, args, dtype):
+def open_dense_encoder(model, args):
     """Open an encoder of dense vectors with the prompts and the pooling of the flags."""
     from sentence_transformers import SentenceTransformer
 
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
-    encoder = open_encoder(SentenceTransformer, model, args, dtype, prompts=prompts)
+    encoder = open_encoder(SentenceTransformer, model, args, prompts=prompts)
     if args.document_prompt is None and not encoder.prompts["document"]:
         # The configurations of E5 and others call this prompt "passage".
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
+    if len(encoder.prompts) > 2 and args.query_prompt is None and not encoder.prompts["query"]:
+        warn(
+            model,
+            f"""claims get none of its prompts, which are {", ".join(list(encoder.prompts)[2:])};
+            choose by --query-prompt and --document-prompt""",
+        )
+    if not encoder.module_kwargs and encoder[-1].pooling_mode == "lasttoken":
+        warn(model, "its files name no pooling; for a decoder, this is the last token's vector")
     if args.pooling == "chunks":
         pool_chunks(encoder)
     return encoder
@@ -148,24 +157,10 @@ def pool_windows(encoder, _, features):
     return features | {"sentence_embedding": torch.stack(pooled)}
 
 
-def pool_logits(activation, features):
-    """Pool the logits of tokens to weights of terms: texts x vocabulary (Formal et al. 2021).
-
-    log(1 + ReLU(x)) never falls when x grows, so it makes no difference whether it comes before or
-    after the maximum over tokens. After it, there is one row per text instead of hundreds.
-    """
-    logits = features["token_embeddings"]  # texts x tokens x vocabulary
-    logits[features["attention_mask"] == 0] = 0  # so that padding adds no term
-    weights = logits.amax(dim=1).relu()
-    if activation == "log1p_relu":
-        weights = weights.log1p()
-    return features | {"sentence_embedding": weights}
-
-
 # ---------- Vectors of shards
 # The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
-# encode_ahead() makes the same vectors in less time: a thread tokenises the next shard while one is
-# encoded, and batches are made from token ids.
+# encode_from_ids() makes the same vectors in less time: a shard is tokenised by all cores at once,
+# and batches are made from token ids.
 def token_ids(encoder, texts):
     """Return the token ids of texts, each with the prompt of documents: [int64 tensor]."""
     import torch
@@ -222,18 +217,18 @@ def plain_features(encoder):
     template = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
     tokenizer.no_padding()
     made = features_of(token_ids(encoder, SAMPLE), encoder, template)
-    others = template.keys() - TENSORS
-    is_same = [made[name].tolist() == template[name].tolist() for name in template.keys() - others]
-    return template if all(is_same) and others <= {"modality", "prompt_length"} else None
+    is_same = [made[name].tolist() == template[name].tolist() for name in TENSORS if name in made]
+    if all(is_same) and template.keys() <= {*TENSORS, "modality", "prompt_length"}:
+        return template
+    return None
 
 
 def encode(batch_size, ids, encoder, template):
     """Return the vectors that encode_document() makes of texts (texts x dimensions)."""
     import torch
-    from sentence_transformers import SparseEncoder
     from tqdm.auto import tqdm
 
-    is_sparse = isinstance(encoder, SparseEncoder)
+    is_sparse = encoder.model_type == "SparseEncoder"
     batches = batches_of(np.array([max(1, len(row)) for row in ids]), batch_size)
     found = []
     for rows in tqdm(batches, "batches"):
@@ -246,64 +241,76 @@ def encode(batch_size, ids, encoder, template):
     return torch.cat(found).cpu().index_select(0, place_of_text)
 
 
-def encode_ahead(shards, encoder, template, batch_size):
+def encode_from_ids(shards, encoder, template, batch_size):
     """Yield the vectors of each shard; batches become smaller while they do not fit into memory."""
     from accelerate.utils import find_executable_batch_size
 
     encoder.eval()
     encode_fitting = find_executable_batch_size(encode, starting_batch_size=batch_size)
-    ids = None
-    with ThreadPoolExecutor(1) as thread:
-        for shard in [*shards, []]:
-            next_ids = thread.submit(token_ids, encoder, shard)
-            if ids:
-                yield encode_fitting(ids.result(), encoder, template)
-            ids = next_ids
+    for shard in shards:
+        yield encode_fitting(token_ids(encoder, shard), encoder, template)
 
 
-def save_shard(path, vectors):
-    """Save sparse vectors as they are, dense ones normalised to length 1 and in half precision."""
+def save_shard(path, vectors, similarity):
+    """Save sparse vectors as they are, dense ones in half precision; for cosines, of length 1."""
     from scipy import sparse
     from torch.nn.functional import normalize
 
     if not vectors.is_sparse:
-        np.savez(path, normalize(vectors).half().numpy())
-        return
-    vectors = vectors.coalesce()
-    matrix = sparse.coo_array((vectors.values(), vectors.indices()), vectors.shape)
-    sparse.save_npz(path, matrix, compressed=False)
+        if similarity == "cosine":
+            vectors = normalize(vectors)
+        elif similarity != "dot":
+            fail("--dense-model", f"it is for {similarity} distances; take one for cosines or dot")
+        np.savez(path, vectors.half().numpy())
+    else:
+        vectors = vectors.coalesce()
+        entries = (vectors.values(), vectors.indices())
+        sparse.save_npz(path, sparse.coo_array(entries, vectors.shape), compressed=False)
 
 
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Encode the shards that are not in the folder parts yet; return the paths of all."""
-    shards = {}
-    for start in range(0, len(texts), SHARD):
-        shards[parts / f"{start}.npz"] = texts[start : start + SHARD]
+    commit = encoder.model_card_data.base_model_revision  # None if the model is not on the hub
+    shards = {
+        parts / f"{start}{commit or ''}.npz": texts[start : start + SHARD]
+        for start in range(0, len(texts), SHARD)
+    }
     # A shard that is cut short is no zip file, as .npz files are; it is made again.
     missing = {path: shard for path, shard in shards.items() if not zipfile.is_zipfile(path)}
     pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
     template = plain_features(encoder)
     if template and not pool:
-        encoded = encode_ahead(missing.values(), encoder, template, batch_size)
+        encoded = encode_from_ids(missing.values(), encoder, template, batch_size)
     else:
-        encode_document = functools.partial(
-            encoder.encode_document,
-            batch_size=batch_size,
-            show_progress_bar=True,
-            convert_to_tensor=True,
-            pool=pool,
+        encoded = (
+            encoder.encode_document(
+                shard,
+                batch_size=batch_size,
+                show_progress_bar=True,
+                convert_to_tensor=True,
+                pool=pool,
+            )
+            for shard in missing.values()
         )
-        encoded = map(encode_document, missing.values())
-    for vectors, path in zip(encoded, missing):
-        vectors = vectors.float().cpu()
-        if not vectors.sum().isfinite():
-            fail(args.corpus, "a vector is not finite; use --dtype fp32")
-        new = parts / "new.npz"  # renamed, as a call may be killed meanwhile
-        save_shard(new, vectors)
-        new.rename(path)
-    if pool:
-        encoder.stop_multi_process_pool(pool)
-    return list(shards)
+    try:
+        for vectors, path in zip(encoded, missing):
+            vectors = vectors.float().cpu()
+            if not vectors.half().float().sum().isfinite():
+                fail(args.corpus, "a vector is not finite in half precision; use --dtype fp32")
+            new = parts / "new.npz"  # renamed, as a call may be killed meanwhile
+            save_shard(new, vectors, encoder.similarity_fn_name)
+            new.rename(path)
+    except RuntimeError as error:
+        fail("--device", error)
+    finally:
+        if pool:  # else this process waits for ever for what a dead one should read
+            encoder.stop_multi_process_pool(pool)
+    limit = encoder.max_seq_length
+    return list(shards), {
+        "max_length": limit if limit < np.inf else None,  # static embeddings have none
+        "model_commit": commit,
+        "similarity": encoder.similarity_fn_name,
+    }
 
 
 def index_dense(texts, folder, args):
@@ -311,11 +318,10 @@ def index_dense(texts, folder, args):
 
     folder: an empty folder beside the finished shards, which are in its parent.
     """
-    encoder = open_dense_encoder(args.dense_model, args, args.dtype)
-    shards = encode_shards(encoder, texts, batch_size_of(args), args, folder.parent)
+    encoder = open_dense_encoder(args.dense_model, args)
+    shards, entries = encode_shards(encoder, texts, batch_size_of(args), args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    limit = encoder.max_seq_length
-    return {"max_length": limit if limit < np.inf else None}
+    return entries
 
 
 def index_splade(texts, folder, args):
@@ -323,19 +329,18 @@ def index_splade(texts, folder, args):
     from scipy import sparse
     from sentence_transformers import SparseEncoder
 
-    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype)
-    by_maximum = {"pooling_strategy": "max", "activation_function": "relu"}
-    # Any other pooling, such as a sum over tokens, stays as it is.
-    if by_maximum.items() <= vars(encoder[-1]).items():
-        encoder[-1].forward = functools.partial(pool_logits, args.activation)
-    elif args.activation == "relu":
+    encoder = open_encoder(SparseEncoder, args.splade_model, args)
+    by_maximum = {"pooling_strategy": "max", "activation_function": "relu"}  # log(1 + ReLU)
+    if args.activation == "relu" and not by_maximum.items() <= vars(encoder[-1]).items():
         fail("--activation", "the model does not pool by maximum and log(1 + ReLU); leave it out")
     # A quarter, since logits take memory: 0.5 GB for 8 texts of 512 tokens.
     batch_size = max(1, batch_size_of(args) // 4)
-    shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
+    shards, entries = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
+    if args.activation == "relu":
+        weights.data = np.expm1(weights.data)  # undoes the logarithm
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
-    return {"max_length": encoder.max_seq_length}
+    return entries
 
 
 # ---------- Index
@@ -369,7 +374,6 @@ def index(args):
         meta = task["arguments"] | {
             "kind": kind,
             "corpus": task["inputs"][args.corpus],
-            "abstracts": len(texts),
             "model": model,
             "model_sha256": task["inputs"].get(model),
         }
@@ -389,12 +393,10 @@ def index(args):
 def nearest(vectors, k):
     """Return the k other rows that have the highest cosines with each row (rows, k)."""
     import torch
-    from tqdm.auto import tqdm
 
     vectors = torch.nn.functional.normalize(vectors)  # float16 has changed their lengths a little
     found = []
-    batches = torch.arange(len(vectors)).split(256)  # 0.4 GB with 394,269 abstracts
-    for rows in tqdm(batches, "neighbours, 256 abstracts each"):
+    for rows in torch.arange(len(vectors)).split(256):  # 0.4 GB with 394,269 abstracts
         cosines = vectors[rows] @ vectors.T
         cosines[range(len(rows)), rows] = -2  # no row is its own neighbour
         found.append(cosines.topk(k).indices.int().cpu())
@@ -414,7 +416,7 @@ def graph(args):
         # meta.json tells of which corpus the rows are.
         shutil.copytree(args.index, folder, ignore=shutil.ignore_patterns("embeddings.npy"))
         np.save(folder / "neighbours.npy", neighbours)
-    return {"made": [args.out], "abstracts": len(vectors)}
+    return {"made": [args.out]}
 
 
 # ---------- Command line
@@ -485,8 +487,6 @@ def add_graph(job):
 
 
 def main():
-    if "train" in sys.argv[1:2]:
-        fail("train", "is a program of its own: python recipes/train/encoder.py")
     run_job(command_line({index: add_index, graph: add_graph}))
 
 
@@ -795,16 +795,12 @@ def tokenise(texts, normalise, stemmer, **options):
     from Stemmer import Stemmer
 
     if normalise:
-        texts = [normalised(text, normalise) for text in texts]
+        texts = [unicodedata.normalize(normalise, text) for text in texts]
+        texts = [re.sub(INVISIBLE, "", text) for text in texts]
+    if options["lower"] == "turkish":  # before lower-casing, which is that of English
+        texts = [text.replace("I", "ı").replace("İ", "i") for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
     return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
-
-
-def normalised(text, form):
-    """Return a text in a Unicode normal form, without invisible characters, which split words."""
-    if text.isascii():
-        return text
-    return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
 
 
 # --- end of analyser
@@ -831,40 +827,43 @@ def batch_size_of(args):
 def open_model(load, name, args, dtype="fp32", **options):
     """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    No code of the model is run, and a .bin is read by PyTorch's weights-only loader alone. dtype:
-    auto is half precision on a GPU, else fp32.
+    No code of the model is run. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
+    from sentence_transformers.util import load_file_path
+    from tokenizers import Tokenizer
 
-    is_old = torch.__version__ < "2.10"  # in which a .bin can run code (CVE-2026-24747)
+    is_old = torch.__version__ < "2.10" or None  # in which a .bin can run code (CVE-2026-24747)
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
         if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": is_old or None}
-    options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
+    options |= {
+        "device": device,
+        "trust_remote_code": False,
+        "model_kwargs": {"dtype": DTYPES[dtype], "use_safetensors": is_old},
+        "local_files_only": Path(name).exists(),  # the hub is not asked about a folder
+    }
     try:
-        model = load(str(name), **options)
+        model = load(name, **options)
     except Exception as error:  # the libraries raise many kinds
-        advice = "train it (recipes/train), or name another (data/README.md, What loads)"
-        fail(name, f"not loaded; {advice}: {error}")
-    if len(model.tokenizer.get_vocab()) < 200:  # special tokens alone
-        fail(name, "files of its tokenizer are missing; copy the whole folder")
-    # Llama has none; tokenizers of static embeddings do not even have the attribute.
-    if getattr(model.tokenizer, "pad_token", True) is None:
-        model.tokenizer.pad_token = model.tokenizer.eos_token
-        model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
+        fail(name, f"not loaded; train it, or name another (data/README.md, What loads): {error}")
+    if model.config:  # static embeddings have none
+        tokenizer = model.tokenizer
+        commit = model.model_card_data.base_model_revision
+        path = load_file_path(name, "tokenizer.json", revision=commit)
+        # For some classes of tokenizers, transformers 5 takes the vocabulary alone from this file.
+        if path and not getattr(model[0], "do_lower_case", None):
+            file = Tokenizer.from_file(path)
+            tokenizer.backend_tokenizer.normalizer = file.normalizer
+            tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer
+        if not tokenizer.pad_token:  # as for Llama
+            tokenizer.pad_token = tokenizer.eos_token
+            model.config.pad_token_id = tokenizer.pad_token_id
+        if not tokenizer.pad_token or len(tokenizer.get_vocab()) < 200:  # special tokens alone
+            fail(name, "files of its tokenizer are missing, or a padding token; copy all files")
     return model
-
-
-def check_fields(model, name, args):
-    """Warn if a model was trained on other fields of abstracts than those it is given now."""
-    config = getattr(model.transformers_model, "config", None)
-    trained = getattr(config, "trained_fields", args.fields)
-    if trained != args.fields:
-        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 # --- end of models

@@ -49,8 +49,8 @@ def search_bm25(folder, meta, claims, args):
     import bm25s
 
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-    # For bm25l and bm25+, the library adds to all abstracts the score of one without any term of
-    # the claim. Without this constant, such an abstract has the score 0, as in other variants.
+    # For bm25l and bm25+, the library adds to all abstracts a score for the terms that they lack.
+    # Without it, an abstract without any term of the claim has the score 0, as in other variants.
     bm25.nonoccurrence_array = None
     for terms in tokenise(claims, return_ids=False, **meta["analyser"]):
         yield bm25.get_scores_from_ids(bm25.get_tokens_ids(terms))
@@ -64,12 +64,15 @@ def encode_claims(meta, claims, args):
     model = meta["model"]
     if Path(model).exists() and digest(model) != meta["model_sha256"]:
         fail(model, f"it has changed since the {meta['kind']} index was made; see 01_index.py")
-    encoder = open_model(load, model, args)
+    encoder = open_model(load, model, args, revision=meta.get("model_commit"))
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
-    prompt = meta.get("query_prompt")  # None: the one in the model's own files
-    options = {"prompt": prompt, "convert_to_tensor": True, "show_progress_bar": True}
-    return encoder.encode_query(claims, **options)
+    return encoder.encode_query(
+        claims,
+        prompt=meta.get("query_prompt"),  # None: the one in the model's own files
+        convert_to_tensor=True,
+        show_progress_bar=True,
+    )
 
 
 def search_splade(folder, meta, claims, args):
@@ -87,17 +90,24 @@ def search_splade(folder, meta, claims, args):
 
 
 def search_dense(folder, meta, claims, args):
-    """Yield the cosines with all abstracts for each claim: exact, in float32."""
+    """Yield the cosines or dot products with all abstracts for each claim: exact, in float32."""
     import torch
 
     # mmap_mode "c", since torch warns of "r"
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
-    # The index has unit vectors, so inner products with unit vectors are cosines.
-    queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
+    queries = encode_claims(meta, claims, args).float()
+    if queries.shape[1] != vectors.shape[1]:
+        fail(
+            folder,
+            "its model has other dimensions now; make the index again by 01_index.py --force",
+        )
+    if meta.get("similarity") != "dot":
+        # The index has unit vectors, so inner products with unit vectors are cosines.
+        queries = torch.nn.functional.normalize(queries)
     for batch in queries.split(128):  # 0.2 GB of scores with 394,269 abstracts
         # In blocks, so that no float32 copy of the whole index is made.
-        cosines = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
-        yield from torch.cat(cosines, dim=1).cpu().numpy()
+        scores = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
+        yield from torch.cat(scores, dim=1).cpu().numpy()
 
 
 # For each kind of index: the function that yields scores, and a score that is too low for a run.
@@ -110,15 +120,9 @@ SEARCH = {
 
 
 def best_rows(scores, lowest, k):
-    """Return the k best rows with a score above lowest; ties keep the order of the rows.
-
-    The k-th best score is at least the k-th best maximum of blocks. Sorting only the scores that
-    reach this bound takes a fifth of the time.
-    """
+    """Return the k best rows with a score above lowest; ties keep the order of the rows."""
     k = min(k, len(scores))
-    length = max(1, len(scores) // (4 * k))  # of a block
-    maxima = np.maximum.reduceat(scores, np.arange(0, len(scores), length))
-    bound = np.partition(maxima, -k)[-k]
+    bound = np.partition(scores, -k)[-k]  # the k-th best score, so that few are sorted
     rows = np.flatnonzero((scores >= bound) & (scores > lowest))
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
@@ -144,15 +148,21 @@ def search(kind, claims, inputs, args):
         rows = pd.Index(abstract_ids).get_indexer(run["abstract_id"])
         candidates = pd.Series(rows).groupby(run["claim_id"]).agg(list)
     found = []
+    equal = 0
     for claim_id, scores in zip(claims, scores_of(folder, meta, list(claims.values()), args)):
         if not np.isfinite(scores).all():
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
+        equal += np.allclose(scores, scores[0])
         if args.restrict:
             is_other = np.ones(len(scores), bool)
             is_other[candidates.get(claim_id, [])] = False
             scores[is_other] = lowest
         for row in best_rows(scores, lowest, args.top_k):
             found.append((claim_id, abstract_ids[row], scores[row]))
+    if equal and kind == "dense":  # others leave out what has the score 0
+        warn(
+            folder, f"all scores are equal for {equal} of {len(claims)} claims; is its model whole?"
+        )
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
@@ -302,8 +312,7 @@ def read_fusion(args):
     try:
         found = json.loads(Path(args.fusion).read_bytes())
         names = found["runs"]
-        weights = list(map(amount, found["weights"]))
-        fusion = Fusion(found["method"], amount(found["rrf_k"]), weights)
+        fusion = Fusion(found["method"], amount(found["rrf_k"]), [*map(amount, found["weights"])])
         if fusion.method not in METHODS:
             raise ValueError
     except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
@@ -383,9 +392,6 @@ def add_fuse(job):
 
 
 def main():
-    if sys.argv[1:2] in (["mine"], ["fit"]):
-        programs = "python recipes/train/mine.py, python recipes/train/fit_fusion.py"
-        fail(sys.argv[1], f"is a program of its own: {programs}")
     run_job(command_line({retrieve: add_retrieve, fuse: add_fuse}))
 
 
@@ -694,16 +700,12 @@ def tokenise(texts, normalise, stemmer, **options):
     from Stemmer import Stemmer
 
     if normalise:
-        texts = [normalised(text, normalise) for text in texts]
+        texts = [unicodedata.normalize(normalise, text) for text in texts]
+        texts = [re.sub(INVISIBLE, "", text) for text in texts]
+    if options["lower"] == "turkish":  # before lower-casing, which is that of English
+        texts = [text.replace("I", "ı").replace("İ", "i") for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
     return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
-
-
-def normalised(text, form):
-    """Return a text in a Unicode normal form, without invisible characters, which split words."""
-    if text.isascii():
-        return text
-    return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
 
 
 # --- end of analyser
@@ -730,40 +732,43 @@ def batch_size_of(args):
 def open_model(load, name, args, dtype="fp32", **options):
     """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    No code of the model is run, and a .bin is read by PyTorch's weights-only loader alone. dtype:
-    auto is half precision on a GPU, else fp32.
+    No code of the model is run. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
+    from sentence_transformers.util import load_file_path
+    from tokenizers import Tokenizer
 
-    is_old = torch.__version__ < "2.10"  # in which a .bin can run code (CVE-2026-24747)
+    is_old = torch.__version__ < "2.10" or None  # in which a .bin can run code (CVE-2026-24747)
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
         if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": is_old or None}
-    options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
+    options |= {
+        "device": device,
+        "trust_remote_code": False,
+        "model_kwargs": {"dtype": DTYPES[dtype], "use_safetensors": is_old},
+        "local_files_only": Path(name).exists(),  # the hub is not asked about a folder
+    }
     try:
-        model = load(str(name), **options)
+        model = load(name, **options)
     except Exception as error:  # the libraries raise many kinds
-        advice = "train it (recipes/train), or name another (data/README.md, What loads)"
-        fail(name, f"not loaded; {advice}: {error}")
-    if len(model.tokenizer.get_vocab()) < 200:  # special tokens alone
-        fail(name, "files of its tokenizer are missing; copy the whole folder")
-    # Llama has none; tokenizers of static embeddings do not even have the attribute.
-    if getattr(model.tokenizer, "pad_token", True) is None:
-        model.tokenizer.pad_token = model.tokenizer.eos_token
-        model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
+        fail(name, f"not loaded; train it, or name another (data/README.md, What loads): {error}")
+    if model.config:  # static embeddings have none
+        tokenizer = model.tokenizer
+        commit = model.model_card_data.base_model_revision
+        path = load_file_path(name, "tokenizer.json", revision=commit)
+        # For some classes of tokenizers, transformers 5 takes the vocabulary alone from this file.
+        if path and not getattr(model[0], "do_lower_case", None):
+            file = Tokenizer.from_file(path)
+            tokenizer.backend_tokenizer.normalizer = file.normalizer
+            tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer
+        if not tokenizer.pad_token:  # as for Llama
+            tokenizer.pad_token = tokenizer.eos_token
+            model.config.pad_token_id = tokenizer.pad_token_id
+        if not tokenizer.pad_token or len(tokenizer.get_vocab()) < 200:  # special tokens alone
+            fail(name, "files of its tokenizer are missing, or a padding token; copy all files")
     return model
-
-
-def check_fields(model, name, args):
-    """Warn if a model was trained on other fields of abstracts than those it is given now."""
-    config = getattr(model.transformers_model, "config", None)
-    trained = getattr(config, "trained_fields", args.fields)
-    if trained != args.fields:
-        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 # --- end of models

@@ -171,7 +171,6 @@ def open_reranker(args, load=load_reranker):
     import torch
 
     model = open_model(load, args.model, args, args.dtype)
-    check_fields(model, args.model, args)
     if model.model_type == "MultiVectorEncoder":
         if args.prompt:
             fail("--prompt", "a model of late interaction has its own; leave it out")
@@ -754,40 +753,43 @@ def batch_size_of(args):
 def open_model(load, name, args, dtype="fp32", **options):
     """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    No code of the model is run, and a .bin is read by PyTorch's weights-only loader alone. dtype:
-    auto is half precision on a GPU, else fp32.
+    No code of the model is run. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
+    from sentence_transformers.util import load_file_path
+    from tokenizers import Tokenizer
 
-    is_old = torch.__version__ < "2.10"  # in which a .bin can run code (CVE-2026-24747)
+    is_old = torch.__version__ < "2.10" or None  # in which a .bin can run code (CVE-2026-24747)
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
         if device.startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    options |= {"device": device, "trust_remote_code": False}
-    options["model_kwargs"] = {"dtype": DTYPES[dtype], "use_safetensors": is_old or None}
-    options["local_files_only"] = Path(name).exists()  # the hub is not asked about a folder
+    options |= {
+        "device": device,
+        "trust_remote_code": False,
+        "model_kwargs": {"dtype": DTYPES[dtype], "use_safetensors": is_old},
+        "local_files_only": Path(name).exists(),  # the hub is not asked about a folder
+    }
     try:
-        model = load(str(name), **options)
+        model = load(name, **options)
     except Exception as error:  # the libraries raise many kinds
-        advice = "train it (recipes/train), or name another (data/README.md, What loads)"
-        fail(name, f"not loaded; {advice}: {error}")
-    if len(model.tokenizer.get_vocab()) < 200:  # special tokens alone
-        fail(name, "files of its tokenizer are missing; copy the whole folder")
-    # Llama has none; tokenizers of static embeddings do not even have the attribute.
-    if getattr(model.tokenizer, "pad_token", True) is None:
-        model.tokenizer.pad_token = model.tokenizer.eos_token
-        model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
+        fail(name, f"not loaded; train it, or name another (data/README.md, What loads): {error}")
+    if model.config:  # static embeddings have none
+        tokenizer = model.tokenizer
+        commit = model.model_card_data.base_model_revision
+        path = load_file_path(name, "tokenizer.json", revision=commit)
+        # For some classes of tokenizers, transformers 5 takes the vocabulary alone from this file.
+        if path and not getattr(model[0], "do_lower_case", None):
+            file = Tokenizer.from_file(path)
+            tokenizer.backend_tokenizer.normalizer = file.normalizer
+            tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer
+        if not tokenizer.pad_token:  # as for Llama
+            tokenizer.pad_token = tokenizer.eos_token
+            model.config.pad_token_id = tokenizer.pad_token_id
+        if not tokenizer.pad_token or len(tokenizer.get_vocab()) < 200:  # special tokens alone
+            fail(name, "files of its tokenizer are missing, or a padding token; copy all files")
     return model
-
-
-def check_fields(model, name, args):
-    """Warn if a model was trained on other fields of abstracts than those it is given now."""
-    config = getattr(model.transformers_model, "config", None)
-    trained = getattr(config, "trained_fields", args.fields)
-    if trained != args.fields:
-        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 # --- end of models

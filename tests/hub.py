@@ -86,8 +86,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
         digests = {file: digest_of(path, path.stat().st_mtime_ns) for file, path in files.items()}
         commit = hashlib.sha1(json.dumps(digests).encode()).hexdigest()
         revision = match[3] if API.fullmatch(path) else match[2]
-        if re.fullmatch("[0-9a-f]{40}", revision or ""):
-            commit = revision  # all commits have the same files
+        is_old = re.fullmatch("[0-9a-f]{40}", revision or "") and revision != commit
+        if is_old and "datasets/" not in path:  # of a model, the newest commit alone is there
+            return self.send(404, X_Error_Code="RevisionNotFound")
+        commit = revision if is_old else commit
         is_gated = (self.server.folder / name / ".gated").exists()
         if API.fullmatch(path):
             if match[2] == "tree":

@@ -271,6 +271,32 @@ def modular(folder):
     finish(CrossEncoder, folder, [Transformer(str(folder)), pooling, first, LayerNorm(16), last])
 
 
+def byte_level(folder):
+    """A classifier whose tokenizer is GPT-2's."""
+    config = tf.BertConfig(**SIZES, num_labels=1)
+    save(folder, config, tf.BertForSequenceClassification, pieces())
+
+
+def no_padding(folder):
+    byte_level(folder)
+    pieces(**dict.fromkeys(["bos_token", "eos_token", "pad_token"])).save_pretrained(folder)
+
+
+def digits(tokenizer_class):
+    """Return the maker of a classifier whose tokenizer.json splits numbers into digits."""
+
+    def make(folder):
+        byte_level(folder)
+        path = folder / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(path))
+        by_digit = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(by_digit)
+        tokenizer.save(str(path))
+        edit(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+
+    return make
+
+
 # ---------- Decoder-only rerankers, monoT5, others
 def causal(config_class, template=None, words=None, **changes):
     """Return the maker of a causal language model; words: of a reranker with its own files."""
@@ -362,6 +388,9 @@ MODELS = {
     "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": decoder_classifier(tf.Qwen3Config),
     "someone/bge-reranker-v2-gemma-seq-cls": decoder_classifier(tf.GemmaConfig, CHATML),
     "someone/mxbai-rerank-base-v2-seq": decoder_classifier(tf.Qwen2Config, CHATML),
+    "someone/no-padding": no_padding,
+    "someone/gpt2-digits": digits("GPT2Tokenizer"),
+    "someone/fast-digits": digits("PreTrainedTokenizerFast"),
     "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),

@@ -11,9 +11,8 @@ import layouts
 import numpy as np
 import pytest
 import torch
-from conftest import ABSTRACTS, ROOT, facts, jsonl, kill_before, load, read
+from conftest import ABSTRACTS, CLAIMS, ROOT, facts, jsonl, kill_before, load, read, tsv
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 SCRIPT = "01_index.py"
 INDEX = "work/demo/index"
@@ -74,6 +73,48 @@ def test_bm25_scores_by_hand(toy, call, method, idf):
         np.testing.assert_allclose(index.get_scores([term]), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("delta", [0, 0.5, 5])
+@pytest.mark.parametrize("method", ["bm25l", "bm25+"])
+def test_delta_raises_the_terms_that_occur_alone(toy, call, method, delta):
+    """Lv and Zhai 2011, in the form of Kamphuis et al. 2020, table 1."""
+    texts = ["ice ice sea sea", "sea rain", "sea rain wind"]
+    records = ({"abstract_id": str(row), "abstract": text} for row, text in enumerate(texts))
+    jsonl(toy / "data/demo/corpus.jsonl", *records)
+    words = f"--indexes bm25 --k1 1.2 --b 0.5 --bm25-method {method} --delta {delta}"
+    facts(call(SCRIPT, words, cwd=toy))
+    tsv(toy / "data/demo/claims.test.tsv", CLAIMS, "1|ice; 2|rain; 3|sea rain")
+    facts(call("02_retrieve.py", cwd=toy))
+    norm = 1 - 0.5 + 0.5 * np.array([4, 2, 3]) / 3
+    counts = {"ice": np.array([2, 0, 0]), "sea": np.array([2, 1, 1]), "rain": np.array([0, 1, 1])}
+    scores = {}
+    for term, count in counts.items():
+        if method == "bm25+":
+            idf = math.log(4 / (count > 0).sum())
+            part = 2.2 * count / (1.2 * norm + count) + delta
+        else:
+            idf = math.log(4 / ((count > 0).sum() + 0.5))
+            part = 2.2 * (count / norm + delta) / (1.2 + count / norm + delta)
+        scores[term] = np.where(count > 0, idf * part, 0)
+    expected = [scores["ice"], scores["rain"], scores["sea"] + scores["rain"]]
+    found = read(toy / "work/demo/test/bm25.tsv")
+    for claim_id, row in zip("123", expected):
+        kept = {name: score for name, score in zip("012", row) if score > 0}
+        rows = found[found["claim_id"] == claim_id]
+        assert dict(zip(rows["abstract_id"], rows["score"])) == pytest.approx(kept, rel=1e-5)
+
+
+def test_turkish_is_lower_cased_by_its_own_rules(toy, call):
+    texts = ["\u0130STANBUL", "ISPANAK", "I\u0307zmir"]  # the third one decomposed
+    records = ({"abstract_id": str(row), "abstract": text} for row, text in enumerate(texts))
+    jsonl(toy / "data/demo/corpus.jsonl", *records)
+    tsv(toy / "data/demo/claims.test.tsv", CLAIMS, "0|istanbul; 1|\u0131spanak; 2|\u0130ZM\u0130R")
+    for analyser, found in {"default": "012", "words": "012", "cased": ""}.items():
+        words = f"--indexes bm25 --language turkish --analyser {analyser}"
+        facts(call(SCRIPT, words, cwd=toy))
+        facts(call("02_retrieve.py", "--force", cwd=toy))
+        assert "".join(read(toy / "work/demo/test/bm25.tsv")["abstract_id"]) == found
+
+
 def test_a_bm25_index_has_the_same_bytes_whatever_the_order_of_sets(toy):
     """JAX, which bm25s imports, leaves the GPU alone; Colab has it."""
     said = "import os, sys; print('JAX on', os.environ.get('JAX_PLATFORMS'), file=sys.stderr)\n"
@@ -130,7 +171,7 @@ def from_ids(encoder, batch_size=3):
     """Return the vectors of TEXTS as the script makes them, beside those of the library."""
     theirs = encoder.encode_document(TEXTS, convert_to_tensor=True)
     template = KIT.plain_features(encoder)
-    found = list(KIT.encode_ahead([TEXTS[:4], TEXTS[4:]], encoder, template, batch_size))
+    found = list(KIT.encode_from_ids([TEXTS[:4], TEXTS[4:]], encoder, template, batch_size))
     return torch.cat(found).to_dense(), theirs.to_dense()
 
 
@@ -147,20 +188,6 @@ def test_vectors_from_ids_are_those_of_the_library(tmp_path, models, name, inclu
     found, theirs = from_ids(encoder)
     torch.testing.assert_close(found, theirs, atol=1e-6, rtol=0)
     assert found.shape == (len(TEXTS), 12)
-
-
-def test_the_maximum_of_logits_comes_before_the_logarithm():
-    logits = torch.randn(4, 50, 1000, generator=torch.manual_seed(0)) * 4 - 6
-    mask = (torch.arange(50) < torch.tensor([[50], [7], [1], [0]])).long()
-
-    def pooled(pool):
-        features = {"token_embeddings": logits.clone(), "attention_mask": mask}
-        return pool(features)["sentence_embedding"]
-
-    theirs = pooled(SpladePooling("max").eval())
-    assert torch.equal(pooled(lambda features: KIT.pool_logits("log1p_relu", features)), theirs)
-    relu = pooled(lambda features: KIT.pool_logits("relu", features))  # Kiepura & Lam, eq. 2
-    torch.testing.assert_close(relu, theirs.expm1(), atol=0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
@@ -192,16 +219,6 @@ def test_batches_have_as_many_tokens_as_so_many_of_the_longest():
     assert [rows.tolist() for rows in batches] == [[2, 4], [0, 3, 1]]
 
 
-def test_one_shard_is_tokenised_ahead(models, monkeypatch):
-    begun = []
-    names = KIT.encode_ahead.__globals__
-    monkeypatch.setitem(names, "token_ids", lambda _, shard: begun.append(shard))
-    monkeypatch.setitem(names, "encode", lambda size, ids, encoder, template: len(begun))
-    encoder = encoder_of(models / "minilm")
-    for shard, count in enumerate(KIT.encode_ahead("abc", encoder, None, 1), 1):
-        assert shard <= count <= shard + 1
-
-
 def test_batches_become_smaller_where_memory_is_too_small(models):
     encoder = encoder_of(models / "minilm")
     sizes = []
@@ -213,7 +230,7 @@ def test_batches_become_smaller_where_memory_is_too_small(models):
 
     template = KIT.plain_features(encoder)
     encoder.register_forward_pre_hook(fill_memory)
-    found = list(KIT.encode_ahead([["ice"] * 6, ["sea"]], encoder, template, 8))
+    found = list(KIT.encode_from_ids([["ice"] * 6, ["sea"]], encoder, template, 8))
     assert sizes == [6, 6, 6, 5, 4, 3, 2, *[1] * 7] and list(map(len, found)) == [6, 1]
 
 
@@ -230,6 +247,65 @@ def test_prompts_stand_before_claims_and_abstracts(toy, call):
     scores = encoder.encode(list("query:" + claims)) @ theirs.T
     found = read(toy / "work/demo/test/dense.tsv")["score"]
     np.testing.assert_allclose(found, scores.max(axis=1), atol=2e-3)
+
+
+def encoder_folder(folder, **changes):
+    """Make an encoder that pools by the mean, without Normalize; changes: of its configuration."""
+    layouts.bert(folder)
+    layouts.as_encoder(folder, "mean")
+    layouts.edit(folder / "config_sentence_transformers.json", **changes)
+    return f"--indexes dense --dense-model {folder.name}"
+
+
+def test_dot_products_are_no_cosines(toy, call, refused):
+    words = encoder_folder(toy / "m", similarity_fn_name="dot")
+    facts(call(SCRIPT, words, cwd=toy))
+    facts(call("02_retrieve.py", "--top-k 1", cwd=toy))
+    encoder = encoder_of(toy / "m")
+    claims = list(read(toy / "data/demo/claims.test.tsv")["claim"])
+    scores = encoder.similarity(encoder.encode(claims), encoder.encode([*ABSTRACTS.values()]))
+    found = read(toy / "work/demo/test/dense.tsv")["score"]
+    np.testing.assert_allclose(found, scores.max(1).values, rtol=1e-3)
+    assert found.min() > 1.5
+    jsonl(toy / "x", {"claim_id": "c1", "positive": "0010", "negatives": ["0001"]})
+    facts(call("encoder.py", "x --model m --out trained", cwd=toy))
+    assert encoder_of(toy / "trained").similarity_fn_name == "cosine"
+    weights = layouts.load_file(toy / "m/model.safetensors")
+    weights["encoder.layer.1.output.LayerNorm.bias"] += 1e5  # beyond float16
+    layouts.save_file(weights, toy / "m/model.safetensors", metadata={"format": "pt"})
+    refused(toy, SCRIPT, words, said="not finite in half precision", kept=".parts")
+    words = encoder_folder(toy / "n", similarity_fn_name="euclidean")
+    refused(toy, SCRIPT, words, said="it is for euclidean distances", kept=".parts")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "flag", "warned"),
+    [
+        ({"web_query": "x: ", "web_text": "y: "}, "", "which are web_query, web_text;"),
+        ({"web_query": "x: "}, "--query-prompt=x:", ""),
+        ({"query": "x: ", "passage": "y: ", "Classification": "z: "}, "", ""),
+    ],
+)
+def test_prompts_of_other_names_are_listed(toy, call, prompts, flag, warned):
+    words = encoder_folder(toy / "m", prompts=prompts)
+    done = call(SCRIPT, f"{words} {flag}", cwd=toy)
+    assert facts(done) and warned in done.stderr and ("warning" in done.stderr) == bool(warned)
+
+
+@pytest.mark.parametrize(("is_causal", "count"), [(None, 1), (False, 0)])
+def test_pooling_of_a_decoder_is_named(toy, call, is_causal, count):
+    layouts.make(toy, ["HuggingFaceTB/SmolLM2-135M-Instruct"])
+    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    layouts.edit(toy / name / "config.json", is_causal=is_causal)
+    done = call(SCRIPT, f"--indexes dense --dense-model {name}", cwd=toy)
+    assert facts(done) and done.stderr.count("its files name no pooling") == count
+
+
+def test_a_dead_worker_ends_the_call(toy, refused, quick_processes):
+    start = "template = plain_features(encoder)"
+    edits = SMALL | {start: f"{start}; pool['processes'][0].kill()"}
+    words = "--indexes dense --device cpu cpu"
+    refused(toy, SCRIPT, words, said="1 multi-process pool worker", edits=edits, kept=".parts")
 
 
 def test_static_embeddings_are_trained_indexed_and_searched(toy, call):

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import bm25s
+import layouts
 import numpy as np
 import pandas as pd
 import pytest
@@ -69,6 +71,26 @@ def test_an_index_of_other_files_is_refused(toy, call, refused):
     refused(toy, SCRIPT, said="index/dense: scores are not finite")
     (toy / "data/demo/corpus.jsonl").open("a").write('{"abstract_id": "new"}\n')
     refused(toy, SCRIPT, said="index/dense: the corpus has changed")
+
+
+def test_another_model_under_the_name_and_one_without_a_last_layer(toy, call, capsys):
+    """The index of an earlier version, which knows no commit, and no similarity."""
+    folder = toy / "m"
+    layouts.bert(folder)
+    weights = layouts.load_file(folder / "model.safetensors")
+    for part in ("weight", "bias"):
+        weights[f"encoder.layer.1.output.LayerNorm.{part}"] *= 0
+    layouts.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    facts(call("01_index.py", "--indexes dense --dense-model m", cwd=toy))
+    done = call(SCRIPT, cwd=toy)
+    assert facts(done) and "all scores are equal for 3 of 3 claims" in done.stderr
+    index = toy / "work/demo/index/dense"
+    meta = json.loads((index / "meta.json").read_text())
+    meta |= {"model": "data/models/minilm", "model_sha256": KIT.digest("data/models/minilm")}
+    del meta["model_commit"], meta["similarity"]
+    with pytest.raises(SystemExit, match="2"):
+        list(KIT.search_dense(index, meta, ["ice"], SimpleNamespace(device=["cpu"])))
+    assert "index/dense: its model has other dimensions now" in capsys.readouterr().err
 
 
 def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, call, refused):

@@ -5,6 +5,7 @@ Each scores as its authors say, or is refused in one line before the first pair.
 "What loads" in data/README.md has the same table for users.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from conftest import ABSTRACTS, KEY, LABELS, cases, cells, facts, load, read
+from conftest import ABSTRACTS, KEY, LABELS, cases, cells, facts, load, read, tsv
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from torch.torch_version import TorchVersion
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -118,6 +119,29 @@ def test_a_reranker_gives_the_scores_of_its_card(script, served, toy, name, kind
     assert_scores(toy / RERANKED, score)
 
 
+def test_texts_are_split_as_tokenizer_json_says(script, toy):
+    """A number is one token of GPT-2, whose class transformers 5 would follow."""
+    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], "c3|1990; c4|80 km; c5|2")
+    for name in ("gpt2-digits", "fast-digits"):
+        facts(script(f"03_rerank.py --model someone/{name} --out {name}.tsv"))
+    assert (toy / "gpt2-digits.tsv").read_bytes() == (toy / "fast-digits.tsv").read_bytes()
+
+
+def test_capitals_are_kept_as_tokenizer_json_says(toy, tmp_path):
+    text = "CO2 in S\u00e3o Paulo"
+    for settings, expected in (({}, False), ({"do_lower_case": True}, True)):
+        folder = shutil.copytree(layouts.MINILM, tmp_path / f"cased{len(settings)}")
+        fields = json.loads((folder / "tokenizer.json").read_text())
+        fields["normalizer"] |= {"lowercase": False, "strip_accents": False}
+        (folder / "tokenizer.json").write_text(json.dumps(fields))
+        layouts.edit(folder / "tokenizer_config.json", do_lower_case=None)
+        layouts.edit(folder / "sentence_bert_config.json", **settings)
+        model = KIT.open_model(SentenceTransformer, str(folder), SimpleNamespace(device=["cpu"]))
+        assert (
+            model.tokenizer.tokenize(text) == model.tokenizer.tokenize(text.lower())
+        ) == expected
+
+
 @pytest.mark.parametrize(
     "name", ["lightonai/LateOn", "lightonai/GTE-ModernColBERT-v1", "colbert-ir/colbertv2.0"]
 )
@@ -172,6 +196,19 @@ def test_a_model_from_the_hub_is_there_offline_and_no_bot_is_asked(script, serve
     assert all("discussions" not in path and "linear.pt" not in path for path in asked)
     facts(script(command, is_new=True, HF_HUB_OFFLINE="1"))
     assert len(served.asked) == len(asked)
+
+
+def test_an_index_is_searched_by_the_commit_that_made_it(script, served, toy):
+    name = "intfloat/e5-large-v2"
+    facts(script(f"01_index.py --indexes dense --dense-model {name}"))
+    facts(script("02_retrieve.py --retrievers dense"))
+    layouts.edit(served.folder / name / "config.json", changed=True)
+    facts(script("02_retrieve.py --retrievers dense --force", HF_HUB_OFFLINE="1"))
+    done = script(
+        "02_retrieve.py --retrievers dense --force", is_new=True, HF_HOME=str(toy / "new")
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and len(errors) == 1 and f"{name}: not loaded" in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +283,7 @@ def test_before_torch_2_10_safetensors_alone_are_read(served, monkeypatch, capsy
     }.items():
         served.make(name)
         with pytest.raises(SystemExit, match="2"):
-            KIT.open_model(load_model, served.folder / name, device)
+            KIT.open_model(load_model, f"{served.folder}/{name}", device)
         assert "no file named model.safetensors" in capsys.readouterr().err
     served.make("BAAI/bge-reranker-v2-m3")
-    KIT.open_model(KIT.load_reranker, served.folder / "BAAI/bge-reranker-v2-m3", device)
+    KIT.open_model(KIT.load_reranker, f"{served.folder}/BAAI/bge-reranker-v2-m3", device)

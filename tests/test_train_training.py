@@ -171,25 +171,6 @@ def test_texts_of_one_letter_train(small, call, script):
 
 
 # ---------------------------------------------------------------- Fields
-READ = {
-    "encoder.py": "01_index.py --indexes dense --dense-model work/demo/models/encoder",
-    "reranker.py": "03_rerank.py",
-    "classifier.py": "05_classify.py",
-}
-
-
-@pytest.mark.parametrize("script", JOBS)
-def test_a_model_remembers_fields(small, call, script):
-    facts(call(script, *words_of(script), "--fields", "abstract", cwd=small))
-    config = json.loads((small / JOBS[script][2] / "config.json").read_text())
-    assert config["trained_fields"] == "abstract"
-    for fields, warnings in (("title,abstract", 1), ("abstract", 0)):
-        reader, *words = READ[script].split()
-        done = call(reader, *words, "--fields", fields, cwd=small)
-        facts(done)
-        assert done.stderr.count("trained on the fields abstract, it gets") == warnings
-
-
 def test_other_fields_change_what_a_model_reads(small, call):
     corpus = small / "data/demo/corpus.jsonl"
     jsonl(corpus, *[record | {"authors": ["A. Sun", "B. Sea"]} for record in records(corpus)])

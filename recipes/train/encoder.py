@@ -66,8 +66,8 @@ def train(args):
     abstracts = INDEX.read_abstracts(args.corpus, args.fields, args.separator or " ")
     found = training.read_examples(args.examples, rows_of, claims, abstracts, args.loss)
     rows = of_one_length(found)
-    encoder = INDEX.open_dense_encoder(args.model, args, "fp32")
-    encoder.similarity_fn_name = "cosine"  # of the dev evaluation; 02_retrieve.py ranks by it, too
+    encoder = INDEX.open_dense_encoder(args.model, args)
+    encoder.similarity_fn_name = "cosine"  # of the dev evaluation
     if args.loss == "mnrl":
         loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
     else:  # max(0, cos(q, d-) - cos(q, d+) + margin)
@@ -93,6 +93,7 @@ def train(args):
         # and the pooling of --model, so the new weights move to a fresh copy of that.
         trained = INDEX.open_model(SentenceTransformer, args.model, args, prompts=encoder.prompts)
         trained.load_state_dict(encoder.state_dict())
+        trained.similarity_fn_name = "cosine"  # of the losses; 02_retrieve.py ranks by it
         return training.save_model(trained, task, summary, args)
 
 

@@ -228,7 +228,6 @@ def save_model(model, task, summary, args):
         model.tokenizer.backend_tokenizer.no_truncation()
         model.tokenizer.backend_tokenizer.no_padding()
         model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-        model.transformers_model.config.trained_fields = args.fields
     with kit.written(args.out, task, **summary) as folder:
         model.save_pretrained(folder, create_model_card=False)
     return {"made": [args.out], **summary}
