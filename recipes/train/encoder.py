@@ -46,13 +46,11 @@ def dev_evaluator(dev, abstracts, seed):
     """Return an evaluator of nDCG@10 in a small corpus: judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    claims, qrels, evidence = training.read_dev(*dev, abstracts)
+    claims, qrels, evidence = training.read_judged(*dev, abstracts)
     drawn = np.random.default_rng(seed).permutation(list(abstracts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     corpus = {key: abstracts[key] for key in abstracts if key in pool}
-    return InformationRetrievalEvaluator(
-        claims, corpus, evidence, name="dev", show_progress_bar=True
-    )
+    return InformationRetrievalEvaluator(claims, corpus, evidence, name="dev")
 
 
 def train(args):
@@ -67,7 +65,6 @@ def train(args):
     found = training.read_examples(args.examples, rows_of, claims, abstracts, args.loss)
     rows = of_one_length(found)
     encoder = INDEX.open_dense_encoder(args.model, args, "fp32")
-    encoder.similarity_fn_name = "cosine"  # of the dev evaluation; 02_retrieve.py ranks by it, too
     if args.loss == "mnrl":
         loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
     else:  # max(0, cos(q, d-) - cos(q, d+) + margin)
@@ -83,9 +80,8 @@ def train(args):
             data=dict(zip(columns, zip(*rows))),
             loss=loss,
             evaluator=dev_evaluator(dev, abstracts, args.seed) if dev else None,
-            measure="dev_cosine_ndcg@10",
+            measure=f"dev_{encoder.similarity_fn_name}_ndcg@10",
             prompts=prompts,
-            warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
             batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
         summary["left_out"] = len(found) - len(rows)  # with mnrl, too few negatives
@@ -108,7 +104,8 @@ def add_train(add):
     add("--margin", type=float, default=0.3, help="""triplet: the cosine of the positive should
         exceed that of the negative by this much""")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this number")
-    training.add_training(add, "encoder", epochs=2, lr=7e-6, batch_size=64)
+    # warmup: AIRwaves 2025, Kiepura & Lam 2025
+    training.add_training(add, "encoder", epochs=2, lr=7e-6, batch_size=64, warmup=0.1)
     training.add_dev(add)
 # fmt: on
 
