@@ -58,7 +58,7 @@ def dev_files(args, *others):
     # classifier.py: a split that is named has to be there
     if "held_out" in args or all(map(os.path.exists, paths)):
         return paths
-    print(f"not all there: {', '.join(paths)}; so no dev evaluation: the last epoch is kept")
+    print(f"no dev evaluation without {' and '.join(paths)}: the last epoch is kept")
     return []
 
 
