@@ -70,7 +70,7 @@ def hold_out(table, args):
             folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
             # Ties depend on the order of the labels: minus makes it that of the alphabet.
             trained, held_out = next(folds.split(table, -table["gold"], groups))
-            if len(trained) and len(held_out):
+            if trained.size and held_out.size:
                 return table.iloc[trained], table.iloc[held_out]
         kit.warn("--held-out", "too few pairs or claims for this share, so the last epoch is kept")
     return table, table[:0]

@@ -65,6 +65,7 @@ def train(args):
     found = training.read_examples(args.examples, rows_of, claims, abstracts, args.loss)
     rows = of_one_length(found)
     encoder = INDEX.open_dense_encoder(args.model, args, "fp32")
+    encoder.similarity_fn_name = "cosine"  # of the dev evaluation; 02_retrieve.py ranks by it, too
     if args.loss == "mnrl":
         loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
     else:  # max(0, cos(q, d-) - cos(q, d+) + margin)
@@ -80,7 +81,7 @@ def train(args):
             data=dict(zip(columns, zip(*rows))),
             loss=loss,
             evaluator=dev_evaluator(dev, abstracts, args.seed) if dev else None,
-            measure=f"dev_{encoder.similarity_fn_name}_ndcg@10",
+            measure="dev_cosine_ndcg@10",
             prompts=prompts,
             batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
