@@ -129,8 +129,8 @@ def rewrite(args):
         texts, summary = ask(to_rewrite, args)
     rewritten = claims.copy()
     for row, text in zip(asked, texts):
-        if text and args.append:
-            rewritten[row] = f"{claims[row]} {text}"
+        if text and args.append is not None:
+            rewritten[row] = f"{claims[row]} {args.append}{text}"
         elif text:
             rewritten[row] = text
     summary["claims"] = len(asked)
@@ -147,7 +147,8 @@ def add_rewrite(add):
         help="rewrite each claim as a statement, translation, sub-claims (parts) or passage; or "
         "clean it, which asks no language model")
     add("--prompt", metavar="FILE", help="ask by this prompt with {claim}, whatever the view")
-    add("--append", action="store_true", help="write the claim and the new text behind it")
+    add("--append", nargs="?", const="", metavar="LABEL", help="""write the claim, and behind it the
+        new text, with LABEL before it, such as "In English: " (default: the new text alone)""")
     add("--languages", nargs="+",
         help="rewrite the claims of these languages alone, by their column language; without this "
         "column, claims are English (default: all)")

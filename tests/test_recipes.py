@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import ROOT, cases, load, read, records, tiny
+import torch
+from conftest import ABSTRACTS, ROOT, SIZES, cases, load, read, records, tiny
+from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 SYSTEMS = (
     "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel "
-    "climatesense_2026 checkthat_2026 sourcesniffers kvist_2026".split()
+    "climatesense_2026 checkthat_2026 sourcesniffers kvist_2026 claim2source_2026".split()
 )
 
 
@@ -291,8 +294,28 @@ def test_a_recipe_is_short(name):
     assert text.split('\nfurther "${1:-}"')[0].count("\n") < 75
 
 
+def test_gritlms_copy_attends_in_both_directions_and_pools_by_the_mean(toy, call, warm):
+    sizes = SIZES | {"vocab_size": 30_522, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    causal = MistralForCausalLM(MistralConfig(**sizes))
+    causal.save_pretrained(toy / "causal")
+    tokenizer = AutoTokenizer.from_pretrained(toy / "data/models/minilm")
+    tokenizer.save_pretrained(toy / "causal")
+    steps = '. recipes/systems/claim2source_2026_steps.sh; both_ways "$0/causal" "$0/both"'
+    env = os.environ | {"PATH": warm}
+    subprocess.run(["bash", "-c", steps, toy], cwd=ROOT, env=env, check=True)
+    call("01_index.py", "--indexes dense --dense-model both --fields abstract", cwd=toy)
+    for number, text in enumerate(ABSTRACTS.values()):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        nothing_hidden = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+        states = causal.model(ids, attention_mask=nothing_hidden).last_hidden_state
+        wanted = torch.nn.functional.normalize(states.mean(dim=1)).detach().numpy()[0]
+        found = np.load(toy / "work/demo/index/dense/embeddings.npy")[number]
+        np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
 # ---------------------------------------------------------------- Prompts
-SHOWN = {"batch": "pairs", "ranking": "claim abstracts", "ten-best": "claim abstracts"}
+SHOWN = {"batch": "pairs"} | dict.fromkeys(("ranking", "ten-best", "one-of-ten"), "claim abstracts")
 
 
 def test_a_prompt_shows_the_user_what_is_judged_and_ends_with_the_form_of_a_reply():

@@ -46,6 +46,8 @@ def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint):
     assert asked == {f'Put {{"x"}} in tags: <claim>{text}</claim>' for text in TEXTS}
     claims = read(toy / "work/demo/test/claims.mine.tsv")["claim"].tolist()
     assert claims == [f"{claim} warming" for _, claim, _ in ROWS]
+    facts(rewrite(f"{words} --append => --out labelled.tsv"))
+    assert read(toy / "labelled.tsv")["claim"][0] == f"{TEXTS[0]} =>warming"
 
 
 def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call):

@@ -35,6 +35,16 @@ def test_a_copy_has_no_titles_and_follows_its_data(toy, copied, program):
         assert (toy / "copy" / file).read_bytes() == (toy / "data/demo" / file).read_bytes()
 
 
+def test_authors_are_few_last_names_and_fields_have_names(toy, copied):
+    many = '"authors": "Ng, A.; Li, B.; Du; Wu, D.", "venue": "Sea"'
+    corpus, _ = copied("--described 1")
+    assert corpus[1]["authors"] == "Authors: Ng, Li" and "venue" not in corpus[1]
+    (toy / "data/demo/corpus.jsonl").write_text(CORPUS.replace('"year": 2020', many))
+    corpus, claims = copied("--described 1")
+    assert corpus[0]["title"] == "COVID-19 waves" and claims == ["Sea-ice in 2020!", "?!"]
+    assert corpus[0]["authors"] == "Authors: Ng, Wu" and corpus[0]["venue"] == "Venue: Sea"
+
+
 def test_digits_and_bigrams_in_every_field(toy, copied):
     corpus, claims = copied("--digits 3 --bigrams")
     assert corpus[0] == {

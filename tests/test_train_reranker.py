@@ -142,3 +142,15 @@ def test_a_checkpoint_that_a_kill_tore_is_made_again(toy, call, killed):
     assert killed(SCRIPT, f"{words} killed", cwd=toy, edits=kill)
     max(toy.glob("killed.parts/*/checkpoint-*/trainer_state.json")).unlink()
     assert facts(call(SCRIPT, f"{words} killed", cwd=toy)) == whole | {"made": ["killed"]}
+
+
+def test_a_training_that_early_stopping_has_ended_is_over(toy, call, killed):
+    tiny(toy / "tiny")
+    words = f"data/demo/tuples.jsonl {TRAIN} --loss softmax --epochs 9 --patience 1 --out"
+    whole = facts(call(SCRIPT, f"{words} whole", cwd=toy))
+    assert len(whole["dev_ndcg@10"]) < 10  # it is one longer than the epochs
+    kill = kill_before("log = trainer.state.log_history")
+    assert killed(SCRIPT, f"{words} killed", cwd=toy, edits=kill)
+    assert facts(call(SCRIPT, f"{words} killed", cwd=toy)) == whole | {"made": ["killed"]}
+    weights = [(toy / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]

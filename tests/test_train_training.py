@@ -90,7 +90,8 @@ def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_p
         SentenceTransformer(folder, device="cpu").save_pretrained(folder)
     model = model_class(folder, device="cpu", **options)
     before = scores_of(model)
-    adapter = kit.add_adapter(model.transformers_model, 4)
+    args = Namespace(lora=4, lora_alpha=None, lora_dropout=0.0)
+    adapter = kit.add_adapter(model.transformers_model, args)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     heads = [name for name in trained if "lora" not in name]
     assert len(trained) > 20 and all("classifier" in name for name in heads)
@@ -118,6 +119,17 @@ def test_an_adapter_trains_less_and_leaves_an_ordinary_model(small, call, script
     assert not list((small / out).glob("adapter*"))
     changed = " ".join(name for name in base if not torch.equal(base[name], found[name]))
     assert "attention" in changed and not re.search("embeddings|LayerNorm", changed)
+
+
+@needs_peft
+def test_every_flag_of_training_acts_and_defaults_are_what_help_says(small, call):
+    weights = []
+    defaults = "--lora-alpha 4 --lora-dropout 0 --warmup 0.1 --weight-decay 0"
+    others = ["--lora-alpha 5", "--lora-dropout 0.5", "--warmup 0", "--weight-decay 0.5"]
+    for flags in ("", defaults, *others):
+        facts(call("encoder.py", f"--lora 2 {flags}", *words_of("encoder.py"), cwd=small))
+        weights.append((small / JOBS["encoder.py"][2] / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] and len(set(weights)) == 5
 
 
 def test_without_peft_one_line_names_it(small, refused, monkeypatch):

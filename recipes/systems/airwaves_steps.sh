@@ -39,7 +39,7 @@ tune() {
   shift 4
   kit recipes/train/encoder.py $D $WORK/train/$examples.jsonl --model $model "${TEXTS[@]}" \
     --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size $batch --dev-split none \
-    --out $WORK/models/$name "$@"
+    --weight-decay 0.02 --out $WORK/models/$name "$@"
   encode $name $WORK/models/$name "$@"
 }
 

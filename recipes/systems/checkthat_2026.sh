@@ -11,15 +11,11 @@
 
 BGE_M3=$(model BAAI/bge-m3 $MINILM)
 BGE=$(model BAAI/bge-large-en-v1.5 $MINILM)
-EUROLLM=$(llm utter-project/EuroLLM-9B-Instruct-2512)
+TRANSLATOR=$(llm utter-project/EuroLLM-9B-Instruct-2512)
 if [ ! -d "$DATA" ]; then
   python data/download.py checkthat2026 --out $DATA
 fi
 check "${1:-}"
-TASK=checkthat4b
-if head -n 1 $DATA/claims.test.tsv | grep -q language; then
-  TASK=checkthat2026  # a list of papers for each language
-fi
 
 stage "2  EuroLLM translates French and German posts into English (3.1; difference 31)"
 translate test
@@ -56,7 +52,7 @@ rerank test rerank ${DEPTH:-2000} $TRAINED
 stage "6  The table and the submission"
 MEASURES="MRR@5 R@100 MAP nDCG@5 nDCG@10 P@1"
 table metrics "$MEASURES" $T/{dense,rerank}.tsv
-kit 06_evaluate.py submission $D $T/rerank.tsv --task $TASK
+kit 06_evaluate.py submission $D $T/rerank.tsv --task $(checkthat_task)
 further "${1:-}"
 
 stage "tables  Rerankers as they are, with and without authors; the fine-tuned one: the best 100"

@@ -27,6 +27,6 @@ kit recipes/train/mine.py $TRAIN $WORK/english/train/dense.tsv --hard 5 --skip-t
   --draw best --max-score 0.85 --margin 0.05
 
 stage "3  Training (3.5; difference 36)"
-kit recipes/train/reranker.py $TRAIN --model $RERANKER --loss bce --lora 16 --lr 2e-5 --epochs 3 \
-  --batch-size 8 --accumulate 4 --max-length 512 --checkpointing --dev-split none \
-  --out $WORK/models/reranker
+kit recipes/train/reranker.py $TRAIN --model $RERANKER --loss bce --lora 16 --lora-dropout 0.05 \
+  --lr 2e-5 --warmup 0.1 --epochs 3 --batch-size 8 --accumulate 4 --max-length 512 \
+  --checkpointing --dev-split none --out $WORK/models/reranker

@@ -74,7 +74,7 @@ reduced() {
     "01_index.py "*) echo $two --max-length 64 ;;
     "recipes/train/reranker.py "*) echo $two --epochs 0.25 --max-length 96 ;;
     "03_rerank.py "*) echo $two --depth 10 --max-length 96 ;;
-    "04_llm_rerank.py "*) echo --depth 5 --max-words 40 ;;
+    "04_llm_rerank.py "*) echo $two --depth 5 --max-words 40 ;;
     "recipes/train/classifier.py "*) echo --epochs 1 --max-length 96 ;;
     "05_classify.py llm") echo --max-words 40 ;;
     "05_classify.py "*) echo --max-length 96 ;;
@@ -165,13 +165,13 @@ llm() {
   fi
 }
 
-# translate SPLIT FLAGS: its French and German posts in English, by $EUROLLM. What no reply can be
-# read for is asked once more. Flags are for recipes/rewrite.py, which only writes the requests: 04
-# answers them, since in a rehearsal a local model does, even if LLM_BASE_URL is set.
+# translate SPLIT FLAGS: its French and German posts in English, by $TRANSLATOR. What no reply can
+# be read for is asked once more. Flags are for recipes/rewrite.py, which only writes the requests:
+# 04 answers them, since in a rehearsal a local model does, even if LLM_BASE_URL is set.
 translate() {
   local split=$1 status round
   local view=$WORK/$split/claims.translation
-  local name=${EUROLLM##* }  # the last word of --backend WHAT --model NAME
+  local name=${TRANSLATOR##* }  # the last word of --backend WHAT --model NAME
   shift
   for round in 1 2 3; do
     status=0
@@ -180,7 +180,7 @@ translate() {
     if [ $status != 3 ]; then  # 3: requests wait
       return $status
     fi
-    python 04_llm_rerank.py ask $view.requests.jsonl --replies $view.replies.jsonl $EUROLLM
+    python 04_llm_rerank.py ask $view.requests.jsonl --replies $view.replies.jsonl $TRANSLATOR
   done
   refuse "$view.replies.jsonl: the same requests wait again and again; see its last lines"
 }
@@ -262,6 +262,15 @@ dev_or_test() {
     SPLIT=test
   fi
   S=$WORK/$SPLIT
+}
+
+# checkthat_task: the submission of CheckThat!; posts in several languages have a list for each
+checkthat_task() {
+  if head -n 1 $DATA/claims.test.tsv | grep -q language; then
+    echo checkthat2026
+  else
+    echo checkthat4b
+  fi
 }
 
 # remarks: the published figures that no run here stands for, why, and the slips of the papers

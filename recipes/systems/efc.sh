@@ -55,7 +55,7 @@ further "${1:-}"
 stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (difference 16)"
 kit recipes/train/classifier.py $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
-  --split-by instance --out $WORK/models/deberta
+  --split-by instance --weight-decay 0.01 --out $WORK/models/deberta
 kit 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv
 kit 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
 

@@ -23,7 +23,7 @@ stage "1  BGE-M3, tuned on triplets with random NEI abstracts of any claim (4.1.
 kit recipes/train/mine.py $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \
   --out $WORK/train/triplets.jsonl
 kit recipes/train/encoder.py $D $WORK/train/triplets.jsonl --model $DENSE --max-length 8192 \
-  --loss triplet --margin 0.3 --epochs 3 --lr 5e-5 --batch-size 2 --accumulate 32
+  --loss triplet --margin 0.3 --epochs 3 --lr 5e-5 --weight-decay .01 --batch-size 2 --accumulate 32
 kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder --max-length 8192 \
   --batch-size 8
 

@@ -28,28 +28,29 @@ search() {
   kit 02_retrieve.py $D --split train --index $WORK/index-$name --retrievers dense \
     --top-k 100 --out $WORK/train/$name
 }
-# strict NAME, loose NAME: negatives of the run NAME, the best first
+# strict NAME MARGIN OUT, loose NAME: negatives of the run NAME, the best first
 strict() {
   kit recipes/train/mine.py $D $WORK/train/$1/dense.tsv --shape tuples --hard 5 --draw best \
-    --skip-top 3 --from-top 97 --max-score 0.95 --margin 0 --out $WORK/train/$1-strict.jsonl
+    --skip-top 3 --from-top 97 --max-score 0.95 --margin $2 --out $WORK/train/$3.jsonl
 }
 loose() {
   kit recipes/train/mine.py $D $WORK/train/$1/dense.tsv --shape tuples --hard 5 --draw best \
     --skip-top 5 --from-top 95 --max-score 0.8 --margin 0.05 --out $WORK/train/$1-loose.jsonl
 }
 search bge $BGE_SMALL
-strict bge
+strict bge 0 submitted
 
 stage "3  gte-reranker learns lists of one paper and its negatives (differences 41, 42)"
-# tune NAME MODEL EXAMPLES BATCH FLAGS: fine-tune a reranker. Flags name the loss and its rate.
+# tune NAME MODEL EXAMPLES BATCH FLAGS: fine-tune a reranker. Flags name the loss, rate and epochs.
 tune() {
   local name=$1 model=$2 examples=$3 batch=$4
   shift 4
   kit recipes/train/reranker.py $D $WORK/train/$examples.jsonl --model $model --fields $TEXTS \
-    --epochs 2 --batch-size $batch --max-length 512 --dev-split none \
+    --batch-size $batch --max-length 512 --dev-split none \
     --out $WORK/models/$name "$@"
 }
-tune rerank $GTE bge-strict 1 --loss lambda --cutoff 5 --lr 2e-6
+tune rerank $GTE submitted 1 --loss lambda --cutoff 5 --lr 2e-6 --epochs 1 --warmup 0.05 \
+  --weight-decay 1e-7
 
 stage "3  It orders the 1,000 of BM25"
 # rerank SPLIT NAME DEPTH FLAGS: reorder as many of BM25's. Flags name the model.
@@ -75,8 +76,8 @@ rerank $SPLIT rerank-100 100 --model $WORK/models/rerank
 rerank $SPLIT rerank-30 30 --model $WORK/models/rerank
 ROWS="bm25 rerank rerank-100 rerank-30"
 
-stage "tables  Rerankers as they are on the best 30 (difference 43); mxbai on the best 10"
-rerank $SPLIT mxbai 10 --model $(model mixedbread-ai/mxbai-rerank-large-v2 $CAUSAL)
+stage "tables  Rerankers as they are on the best 30 (difference 43)"
+rerank $SPLIT mxbai 30 --top-k 10 --model $(model mixedbread-ai/mxbai-rerank-base-v2 $CAUSAL)
 ROWS="$ROWS mxbai"
 if [ -n "${RERANK_BASE_URL:-}" ]; then
   rerank $SPLIT multilingual 30 --base-url $RERANK_BASE_URL \
@@ -88,28 +89,31 @@ fi
 
 stage "tables  Five rerankers, trained by two losses on three kinds of negatives (difference 41)"
 search static $(model sentence-transformers/static-retrieval-mrl-en-v1 $MINILM)
+strict bge 0.05 bge-strict
 loose bge
 loose static
 
-# trained NAME MODEL BATCH: its rows, without and with fine-tuning
+# trained NAME MODEL BCE_BATCH LAMBDA_BATCH: its rows, without and with fine-tuning
 trained() {
-  local name=$1 model=$2 batch=$3 way
-  local bce="--loss bce --positive-weight 5 --lr 2e-5"
+  local name=$1 model=$2 batch=$3 lists=$4 way
+  local both="--lr 2e-5 --epochs 2 --warmup 0.1 --weight-decay 0"
+  local bce="--loss bce --positive-weight 5 $both"
   rerank $SPLIT $name 30 --model $model
   tune $name-bce-loose $model bge-loose $batch $bce
   tune $name-bce-strict $model bge-strict $batch $bce
   tune $name-bce-static $model static-loose $batch $bce
-  tune $name-lambda $model bge-strict $batch --loss lambda --cutoff 5 --lr 2e-5
+  tune $name-lambda $model bge-loose $lists --loss lambda --cutoff 5 $both
   for way in bce-loose bce-strict bce-static lambda; do
     rerank $SPLIT $name-$way 30 --model $WORK/models/$name-$way
   done
   ROWS="$ROWS $name $name-bce-loose $name-bce-strict $name-bce-static $name-lambda"
 }
-trained gte $GTE 1
-# NAME/BATCH
-for reranker in $(few electra-base/1 MiniLM-L12-v2/4 MiniLM-L6-v2/8 TinyBERT-L2-v2/128); do
-  name=${reranker%/*}
-  trained $name $(model cross-encoder/ms-marco-$name $CROSS) ${reranker#*/}
+trained gte $GTE 1 1
+# NAME/BCE_BATCH/LAMBDA_BATCH
+OTHERS="electra-base/2/1 MiniLM-L12-v2/4/4 MiniLM-L6-v2/8/8 TinyBERT-L2-v2/128/128"
+for reranker in $(few $OTHERS); do
+  IFS=/ read -r name batch lists <<< "$reranker"
+  trained $name $(model cross-encoder/ms-marco-$name $CROSS) $batch $lists
 done
 
 stage "tables  All runs on $SPLIT"

@@ -97,6 +97,7 @@ MODELS = {
     MODERN: (22, 768, 3 * 1152 // 2, 0),  # a gated feed-forward part, as Qwen3's
     # 32 heads of 128, 16 of keys and values
     HARRIER: (62, 5376, 3 * 21_504 // 2, 62 * (2 * 5376 * HEAD * 48 - 4 * 5376**2)),
+    "GritLM-7B": qwen(32, 4096, 14_336, 32, True),
     DEBERTA: (24, 1024, 4096, 0),
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
 } | {size: qwen(*shape) for size, shape in QWEN.items()}
@@ -158,12 +159,16 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, and True if it is tr
     ],
     "sourcesniffers": [
         ("dense index of bge-small", L12, PAPERS, ABSTRACT),
-        ("training, 2 epochs of 1 + 5", MODERN, 2 * 6 * POSTS, PAIR, True),
+        ("training, 1 epoch of 1 + 5", MODERN, 6 * POSTS, PAIR, True),
         ("reranking 1,000 a post", MODERN, TEST_POSTS * 1000, PAIR),
     ],
     "kvist_2026": [
         ("dense index", HARRIER, PAPERS_2026, ABSTRACT),
         ("posts of train and test", HARRIER, TRAIN_2026 + TEST_2026, CLAIM),
+    ],
+    "claim2source_2026": [
+        ("training, 4 epochs of 1 + 9", "GritLM-7B", 4 * 10 * TRAIN_2026, 256, True),
+        ("reranking 100 a post", "8B", TEST_2026 * 100, PAIR + PROMPT),
     ],
     "climatesense_2026": [
         ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR),

@@ -7,10 +7,14 @@ Copy a data folder with other texts: abstracts without titles, or terms for BM25
 
 Without flags, the copy has abstracts alone, as ClimateCheck's papers index and judge them.
 
-With flags, all claims and all fields of the corpus become terms with spaces between them, to be
-indexed by 01_index.py --analyser plain. Fields stay apart, so that --fields title,title,abstract
-still counts the title twice. Terms are the words of a text in lower case, and each flag changes
-them:
+With --described N, claims and fields stay, but the field authors, such as Ng, A.; Li, B., keeps the
+last names of the first N and last N, with "Authors:" before them, and the venue has "Venue:" before
+it (claim2source, CheckThat! 2026: 3).
+
+With the other flags, all claims and all fields of the corpus become terms with spaces between them,
+to be indexed by 01_index.py --analyser plain. Fields stay apart, so that --fields
+title,title,abstract still counts the title twice. Terms are the words of a text in lower case, and
+each flag changes them:
 
 --lemmas      replaces them by lemmas and leaves out stopwords (spaCy; AIRwaves 2025, section 4.1)
 --tokenizer   replaces them by subwords (Budoš and Vojtek, CheckThat! 2026: those of GPT-2)
@@ -25,6 +29,7 @@ Writes  OUT/corpus.jsonl, claims and qrels
 
 Examples
     python recipes/tools/texts.py data/climatecheck2025 work/climatecheck2025/abstracts
+    python recipes/tools/texts.py data/checkthat2026 work/named --described 3
     python recipes/tools/texts.py data/checkthat4b work/checkthat4b/bigrams --bigrams --digits 4
     pip install spacy && python -m spacy download en_core_web_sm
     python recipes/tools/texts.py data/checkthat4b work/checkthat4b/lemmas --lemmas en_core_web_sm
@@ -113,6 +118,20 @@ def as_terms(records, args):
     return copied
 
 
+def described(record, most):
+    """Return a record of a corpus with names before venue and authors, and with last names.
+
+    most: keeps this many authors from both ends of a list, or of a text such as "Ng, A.; Li, B.".
+    """
+    authors = record.get("authors") or ""
+    if isinstance(authors, str):
+        authors = authors.split(";")
+    names = [name.split(",")[0].strip() for name in authors]
+    del names[most:-most]
+    texts = {"venue": kit.text_of(record, ["venue"]), "authors": ", ".join(names)}
+    return record | {field: f"{field.title()}: {text}" for field, text in texts.items() if text}
+
+
 def without_titles(records):
     """Return records of a corpus with their abstracts alone."""
     copied = []
@@ -134,6 +153,8 @@ def write_copy(args, corpus, tables, task):
                 table = kit.read_table(path, kit.CLAIM)
                 terms = [text or NOTHING for text in terms_of(table["claim"], args)]
                 claims[path.name] = table.assign(claim=terms)
+    elif args.described:
+        records = [described(record, args.described) for record in records]
     else:
         records = without_titles(records)
     with kit.written(args.out, task) as new:
@@ -161,6 +182,8 @@ def main():
         help="repeat each term that holds a digit, so that it occurs N times")
     parser.add_argument("--bigrams", action="store_true",
         help="add each pair of neighbouring terms as one term")
+    parser.add_argument("--described", type=kit.count, metavar="N",
+        help="keep the last names of the first N and last N authors; name venue and authors")
     parser.add_argument("--force", action="store_true",
         help="make the copy again, even if it is up to date")
     # fmt: on

@@ -13,7 +13,7 @@ Reads   qrels, claims, corpus.jsonl, examples of mine.py --shape labels; claims 
         split
 Writes  models/classifier/
         OUT.parts/: checkpoints, from which the same call resumes
-Prints  F1 on held-out pairs beside that of the majority label; the last line is JSON
+Prints  the last line is JSON: F1 on held-out pairs, beside that of the majority label
 
 Examples
     python recipes/train/classifier.py --model work/demo/models/reranker --epochs 3
@@ -23,14 +23,12 @@ Examples
 import contextlib
 import functools
 import re
-from fractions import Fraction
 
 import numpy as np
 import training
 from training import CLASSIFY, kit
 
 calibrated = CLASSIFY.calibrated
-TEMPERATURES = (0.05, 20)  # the search for the best one stays within
 
 
 # ---------- Pairs
@@ -45,15 +43,12 @@ def read_pairs(claims_path, qrels_path, abstracts, examples=None):
     """Return a table of judged pairs and examples; gold: the index of the label."""
     import pandas as pd
 
-    claims = kit.read_claims(claims_path)
-    qrels = kit.read_qrels(qrels_path, claim_id=claims, abstract_id=abstracts)
+    claims, qrels, _ = training.read_judged(claims_path, qrels_path, abstracts)
     rows = []
     for judgement in qrels.to_dict("records"):
         rows += rows_of(judgement, claims, abstracts)
     if examples:
         rows += training.read_examples(examples, rows_of, claims, abstracts)
-    if not rows:
-        kit.fail(qrels_path, "no judged pair")
     table = pd.DataFrame(rows, columns=[*kit.PAIR, "claim", "abstract", "gold"])
     return table.drop_duplicates(kit.PAIR)  # a judgement counts before an example
 
@@ -61,26 +56,24 @@ def read_pairs(claims_path, qrels_path, abstracts, examples=None):
 def hold_out(table, args):
     """Split a table into pairs to train on and held-out pairs, stratified by label.
 
-    With --split-by claim, the pairs of a claim stay together. --held-out 0.4 is two of five parts.
+    With --split-by claim, the pairs of a claim stay together.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    part = Fraction(args.held_out).limit_denominator(20)
     splitter = StratifiedKFold
     groups = None
     if args.split_by == "claim":
         splitter = StratifiedGroupKFold
         groups = table["claim_id"]
-    is_held_out = np.zeros(len(table), bool)
-    with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs than folds, or one fold
-        folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
-        # Ties depend on the order of the labels: minus makes it that of the alphabet.
-        for _, rows in list(folds.split(table, -table["gold"], groups))[: part.numerator]:
-            is_held_out[rows] = True
-    if part and not 0 < is_held_out.sum() < len(table):
+    if args.held_out:
+        with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs than folds, or one fold
+            folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
+            # Ties depend on the order of the labels: minus makes it that of the alphabet.
+            trained, held_out = next(folds.split(table, -table["gold"], groups))
+            if trained.size and held_out.size:
+                return table.iloc[trained], table.iloc[held_out]
         kit.warn("--held-out", "too few pairs or claims for this share, so the last epoch is kept")
-        is_held_out[:] = False
-    return table[~is_held_out], table[is_held_out]
+    return table, table[:0]
 
 
 # ---------- Classes of different sizes
@@ -109,10 +102,10 @@ def seen_shares(counts, args):
     return seen / seen.sum()
 
 
-def focal(logits, labels, weights, gamma=2.0):
-    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6)."""
+def focal(logits, labels, weights):
+    """Return the mean of -alpha_y (1 - p_y)^2 log p_y (Kiepura & Lam 2025, eq. 6)."""
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
-    return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
+    return (-weights[labels] * (1 - log_p.exp()) ** 2.0 * log_p).mean()
 
 
 def loss_of(model, counts, args):
@@ -186,21 +179,18 @@ def freeze(network, what):
 
 
 # ---------- Training
-def assess(logits, gold, out):
-    """Print and return F1 on held-out pairs beside the majority label's; fit a temperature."""
+def assess(logits, gold):
+    """Return F1 on held-out pairs beside that of the majority label, and a fitted temperature."""
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import f1_score, log_loss
 
     f1 = f1_score(gold, logits.argmax(axis=1), average="weighted")
     majority = f1_score(gold, np.full(len(gold), np.bincount(gold).argmax()), average="weighted")
-    print(f"{out}: held-out F1 of the best epoch {f1:.3f}, majority label {majority:.3f}")
-    if f1 <= majority:
-        kit.warn(out, "no better than the majority label; train longer, or start from an NLI model")
     log_t = 0.0
     if len(gold) >= 30:  # fewer cannot tell
         log_t = minimize_scalar(
             lambda log_t: log_loss(gold, calibrated(logits, np.exp(log_t)), labels=range(3)),
-            bounds=np.log(TEMPERATURES),
+            bounds=np.log((0.05, 20)),
         ).x
     return {
         "held_out": len(gold),
@@ -233,9 +223,7 @@ def train(args):
     order = np.array(CLASSIFY.head_order(model.config))  # places of the labels among the outputs
     labels = order[table["gold"]]
     pairs = list(zip(held_out["claim"], held_out["abstract"]))
-    evaluator = CrossEncoderClassificationEvaluator(
-        pairs, order[held_out["gold"]], name="held_out", show_progress_bar=True
-    )
+    evaluator = CrossEncoderClassificationEvaluator(pairs, order[held_out["gold"]], name="held_out")
     with CLASSIFY.parts_of(args.out, task) as parts:
         summary = training.fine_tune(
             parts,
@@ -250,7 +238,7 @@ def train(args):
         )
         if pairs:
             logits = CLASSIFY.outputs_of(model, pairs)[0][:, order]
-            summary |= assess(logits, held_out["gold"], args.out)
+            summary |= assess(logits, held_out["gold"])
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = summary.get("temperature", 1.0)
         return training.save_model(model, task, summary, args)
@@ -275,8 +263,8 @@ def add_train(add):
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
     add("--held-out", type=kit.share, default=0.1, help="""without --dev-split, hold this share of
-        the pairs out of training, rounded to a fraction with a denominator of at most 20 (0: none);
-        the epoch with the best F1 on them is kept, and they fit the temperature""")
+        the pairs out of training, rounded to one of a whole number of parts (0: none); the
+        epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="keep the pairs of a claim together, or split single pairs")
     training.add_training(

@@ -46,13 +46,11 @@ def dev_evaluator(dev, abstracts, seed):
     """Return an evaluator of nDCG@10 in a small corpus: judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    claims, qrels, evidence = training.read_dev(*dev, abstracts)
+    claims, qrels, evidence = training.read_judged(*dev, abstracts)
     drawn = np.random.default_rng(seed).permutation(list(abstracts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     corpus = {key: abstracts[key] for key in abstracts if key in pool}
-    return InformationRetrievalEvaluator(
-        claims, corpus, evidence, name="dev", show_progress_bar=True
-    )
+    return InformationRetrievalEvaluator(claims, corpus, evidence, name="dev")
 
 
 def train(args):
@@ -85,7 +83,6 @@ def train(args):
             evaluator=dev_evaluator(dev, abstracts, args.seed) if dev else None,
             measure="dev_cosine_ndcg@10",
             prompts=prompts,
-            warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
             batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
         summary["left_out"] = len(found) - len(rows)  # with mnrl, too few negatives
@@ -109,7 +106,8 @@ def add_train(add):
     add("--margin", type=float, default=0.3, help="""triplet: the cosine of the positive should
         exceed that of the negative by this much""")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this number")
-    training.add_training(add, "encoder", epochs=2, lr=7e-6, batch_size=64)
+    # warmup: AIRwaves 2025, Kiepura & Lam 2025
+    training.add_training(add, "encoder", epochs=2, lr=7e-6, batch_size=64, warmup=0.1)
     training.add_dev(add)
 # fmt: on
 

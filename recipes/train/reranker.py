@@ -97,7 +97,7 @@ def dev_evaluator(dev, abstracts, depth):
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
     *judged, run_path = dev
-    claims, _, evidence = training.read_dev(*judged, abstracts)
+    claims, _, evidence = training.read_judged(*judged, abstracts)
     run = kit.read_table(run_path, kit.RUN, claim_id=claims, abstract_id=abstracts)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     samples = []
@@ -108,9 +108,7 @@ def dev_evaluator(dev, abstracts, depth):
         if len(documents) == 1:  # scikit-learn has no nDCG of one; of it twice, it is the same
             documents *= 2
         samples.append({"query": claims[claim_id], "positive": positive, "documents": documents})
-    return CrossEncoderRerankingEvaluator(
-        samples, name="dev", always_rerank_positives=False, show_progress_bar=True
-    )
+    return CrossEncoderRerankingEvaluator(samples, name="dev", always_rerank_positives=False)
 
 
 def load_to_train(name, **options):
@@ -151,7 +149,6 @@ def train(args):
             evaluator=dev_evaluator(dev, abstracts, args.dev_depth) if dev else None,
             measure="dev_ndcg@10",
             prompts=model.prompts.get(model.default_prompt_name),
-            weight_decay=0.01,  # Kiepura & Lam 2025
         )
         return training.save_model(model, task, summary, args)
 
@@ -180,7 +177,9 @@ def add_train(add):
         exceed that of a negative by this much""")
     add("--dev-run", help="rerank this run of dev claims (default: hybrid.tsv)")
     add("--dev-depth", type=kit.count, default=20, help="rerank this many candidates per dev claim")
-    training.add_training(add, "reranker", epochs=3, lr=2e-5, batch_size=16)
+    # weight_decay: Kiepura & Lam 2025
+    training.add_training(
+        add, "reranker", epochs=3, lr=2e-5, batch_size=16, weight_decay=0.01)
     training.add_dev(add)
 # fmt: on
 

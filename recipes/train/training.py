@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))
 kit = import_module("tools.kit")
 SCRIPTS = ("01_index", "02_retrieve", "03_rerank", "05_classify")
 INDEX, RETRIEVE, RERANK, CLASSIFY = map(import_module, SCRIPTS)
+STOPPED = '"should_training_stop": true'  # in trainer_state.json: no step is left
 INPUTS = ("examples", "claims", "qrels", "corpus", "dev_run")  # flags that name files
-SAVE_STEPS = 0.1  # share of all steps after which a checkpoint is saved, beside those after epochs
 
 
 # ---------- Inputs
@@ -55,19 +55,19 @@ def dev_files(args, *others):
         return []
     paths = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
     paths += others
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing and "held_out" not in args:  # classifier.py: a split that is named has to be there
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
+    # classifier.py: a split that is named has to be there
+    if "held_out" in args or all(map(os.path.exists, paths)):
+        return paths
+    print(f"no dev evaluation without {' and '.join(paths)}: the last epoch is kept")
+    return []
 
 
-def read_dev(claims_path, qrels_path, abstracts):
-    """Return claims, judgements, and {claim_id: abstract ids of its evidence}."""
+def read_judged(claims_path, qrels_path, abstracts):
+    """Return claims, judgements, and a series {claim_id: abstract ids of its evidence}."""
     claims = kit.read_claims(claims_path)
     qrels = kit.read_qrels(qrels_path, claim_id=claims, abstract_id=abstracts)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    return claims, qrels, evidence.to_dict()
+    return claims, qrels, evidence
 
 
 # ---------- Checkpoints
@@ -76,12 +76,11 @@ def newest_checkpoint(folder):
 
     trainer_state.json is written last, and ends with a line break.
     """
-    whole = [
-        state
-        for state in folder.glob("checkpoint-*/trainer_state.json")
-        if state.read_text().endswith("}\n")
-    ]
-    return str(max(whole, key=os.path.getmtime).parent) if whole else None
+    newest = None
+    for state in sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime):
+        if state.read_text().endswith("}\n"):
+            newest = str(state.parent)
+    return newest
 
 
 def resumable(trainer_class):
@@ -96,7 +95,7 @@ def resumable(trainer_class):
             """Collect nothing for a model card."""
 
         def _save(self, folder, **_):
-            Path(folder).mkdir(exist_ok=True)
+            os.makedirs(folder, exist_ok=True)
             weights = self.model.named_parameters()
             trained = {name: weight for name, weight in weights if weight.requires_grad}
             save_file(trained, f"{folder}/trained.safetensors")
@@ -146,14 +145,19 @@ def begin(args, *others):
     return task
 
 
-def add_adapter(network, rank):
+def add_adapter(network, args):
     """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
     # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
     # then freezes the base, so of the rest only a classifier's head is trained.
     network.requires_grad_("Classification" in type(network).__name__)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    config = LoraConfig(
+        r=args.lora,
+        lora_alpha=args.lora_alpha or 2 * args.lora,
+        lora_dropout=args.lora_dropout,
+        target_modules="all-linear",
+    )
     return LoraModel(network.base_model, config, "default")
 
 
@@ -179,29 +183,33 @@ def fine_tune(folder, args, model, data, loss, evaluator, measure, **settings):
         "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
         "learning_rate": args.lr,
         "lr_scheduler_type": args.schedule,
+        "warmup_steps": args.warmup,
+        "weight_decay": args.weight_decay,
         "seed": args.seed,
         "bf16": has_bf16,
         "fp16": is_gpu and not has_bf16,
         "save_strategy": "epoch",
-        "save_steps": SAVE_STEPS,
+        "save_steps": 0.1,  # share of all steps; see saves_within_epochs()
         "save_total_limit": 2,
         "restore_callback_states_from_checkpoint": True,
         "logging_strategy": "epoch",
         "logging_nan_inf_filter": False,
         "metric_for_best_model": measure,
     }
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint and STOPPED in Path(checkpoint, "trainer_state.json").read_text():
+        settings["num_train_epochs"] = 0  # early stopping has ended the training
     callbacks = [saves_within_epochs()]
+    values = []
     if evaluator:
         settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
         callbacks.append(EarlyStoppingCallback(args.patience))
+        values.append(evaluator(model)[measure])
     if args.lora:
-        adapter = add_adapter(model.transformers_model, args.lora)
+        adapter = add_adapter(model.transformers_model, args)
     data = Dataset.from_dict(data)
     trainer_class = getattr(sentence_transformers, f"{type(model).__name__}Trainer")
-    values = []
     with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
-        if evaluator:
-            values.append(evaluator(model)[measure])
         trainer = resumable(trainer_class)(
             model,
             trainer_class.training_args_class(str(folder), **settings),
@@ -210,7 +218,7 @@ def fine_tune(folder, args, model, data, loss, evaluator, measure, **settings):
             evaluator=evaluator,
             callbacks=callbacks,
         )
-        trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
+        trainer.train(checkpoint)
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = trainer.state.log_history
@@ -235,7 +243,9 @@ def save_model(model, task, summary, args):
 
 # ---------- Flags
 # fmt: off
-def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
+def add_training(
+    add, out, epochs, lr, batch_size, schedule="linear", warmup=0.0, weight_decay=0.0
+):
     add("--out", default=f"{{work}}/models/{out}", help="write the trained model to this folder")
     add("--model", default="data/models/minilm", help="""start from this model, a folder or a name
         on the hub; a reranker or classifier without a fitting head gets a new one""")
@@ -244,13 +254,21 @@ def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
     add("--lr", type=kit.amount, default=lr, help="peak learning rate; see --schedule")
     add("--schedule", choices=("constant", "linear", "cosine"), default=schedule,
         help="keep the learning rate, or let it fall to 0 linearly or by a cosine")
+    add("--warmup", type=kit.share, default=warmup,
+        help="raise the learning rate from 0 over this share of the steps")
+    add("--weight-decay", type=kit.amount, default=weight_decay,
+        help="weight decay of AdamW")
     add("--batch-size", type=kit.count, default=batch_size,
         help="train on this many rows per batch")
     add("--accumulate", type=kit.count, default=1,
         help="accumulate gradients over this many batches")
     add("--lora", type=kit.count_or_0, default=0, help="""train the head and
-        LoRA adapters of this rank (alpha: twice the rank), and merge them into the weights at the
-        end; 0 trains all weights; needs the package peft""")
+        LoRA adapters of this rank, and merge them into the weights at the end; 0 trains all
+        weights; needs the package peft""")
+    add("--lora-alpha", type=kit.positive, help="""weigh the adapters by this number over the rank
+        (default: twice the rank)""")
+    add("--lora-dropout", type=kit.share, default=0.0,
+        help="leave out this share of an adapter's inputs in training")
     add("--checkpointing", action="store_true",
         help="use gradient checkpointing: slower, less memory")
     add("--seed", type=kit.count_or_0, default=13,
