@@ -260,19 +260,15 @@ def no_padding(folder):
     pieces(**dict.fromkeys(["bos_token", "eos_token", "pad_token"])).save_pretrained(folder)
 
 
-def digits(tokenizer_class):
-    """Return the maker of a classifier whose tokenizer.json splits numbers into digits."""
-
-    def make(folder):
-        llama_classifier(folder)
-        path = folder / "tokenizer.json"
-        tokenizer = Tokenizer.from_file(str(path))
-        by_digit = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(by_digit)
-        tokenizer.save(str(path))
-        edit(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)
-
-    return make
+def digits(folder):
+    """A tokenizer of GPT-2's class, whose tokenizer.json splits numbers into digits."""
+    llama_classifier(folder)
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    by_digit = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(by_digit)
+    tokenizer.save(path)
+    edit(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
 
 
 # ---------- Decoder-only rerankers, monoT5, others
@@ -363,8 +359,7 @@ MODELS = {
     "colbert-ir/colbertv2.0": colbert_v2,
     "someone/llama-classifier": llama_classifier,
     "someone/no-padding": no_padding,
-    "someone/gpt2-digits": digits("GPT2Tokenizer"),
-    "someone/fast-digits": digits("PreTrainedTokenizerFast"),
+    "someone/digits": digits,
     "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),
