@@ -11,7 +11,7 @@ Index the abstracts (BM25, dense, SPLADE), and find their neighbours.
 Reads   corpus.jsonl; graph: index/dense/
 Writes  index/KIND/, each with abstract_ids.json (the id of each row) and meta.json:
             bm25/    postings, in the format of bm25s
-            dense/   embeddings.npy: abstracts x dimensions, float16, unit length
+            dense/   embeddings.npy: abstracts x dimensions, float16, unit length for cosines
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
         index/KIND.parts/: finished shards, from which the same call resumes
@@ -426,17 +426,18 @@ def add_abstracts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract",
         help="make the text of an abstract from these fields")
-    add("--separator", help="put this between two fields (default: a space)")
+    add("--separator",
+        help="put this between two fields; in bash, $'\\n' is a line break (default: a space)")
     add("--max-length", type=count, default=512,
         help="""truncate texts (with --pooling chunks: windows) at this many tokens, or at the
         model's own limit if that is lower""")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
         long texts, or pool the vectors of overlapping windows; train and index alike""")
     add("--query-prompt",
-        help="""dense: put this before claims, such as 'query: ' (default: the prompt in the model's
-        own files, if they have one)""")
-    add("--document-prompt", help="""dense: put this before abstracts (default: the prompt in the
-        model's own files, if they have one)""")
+        help="""dense: put this before claims, such as 'query: ', in bash $'Instruct: ...\\nQuery: '
+        with line breaks (default: the prompt in the model's own files, if they have one)""")
+    add("--document-prompt", help="""dense: put this before abstracts, in bash $'...\\n' with line
+        breaks (default: the prompt in the model's own files, if they have one)""")
 
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -451,7 +452,8 @@ def add_index(job):
         digits and single letters; words: lower case, all words, which may have - . / , inside;
         cased: like words, but not in lower case""")
     add("--language", choices=LANGUAGES, default="english",
-        help="language of the analyser's stopwords and stems; for others use --analyser words")
+        help="""language of the analyser's stopwords, stems and lower-casing; for others use
+        --analyser words (Azeri: with turkish)""")
     add("--bm25-method", choices=("lucene", "robertson", "atire", "bm25l", "bm25+"),
         default="lucene", help="""variant of BM25 (Kamphuis et al. 2020); with robertson, terms in
         more than half of the texts count nothing""")

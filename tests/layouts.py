@@ -282,19 +282,15 @@ def no_padding(folder):
     pieces(**dict.fromkeys(["bos_token", "eos_token", "pad_token"])).save_pretrained(folder)
 
 
-def digits(tokenizer_class):
-    """Return the maker of a classifier whose tokenizer.json splits numbers into digits."""
-
-    def make(folder):
-        byte_level(folder)
-        path = folder / "tokenizer.json"
-        tokenizer = Tokenizer.from_file(str(path))
-        by_digit = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(by_digit)
-        tokenizer.save(str(path))
-        edit(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)
-
-    return make
+def digits(folder):
+    """A tokenizer of GPT-2's class, whose tokenizer.json splits numbers into digits."""
+    byte_level(folder)
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    by_digit = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(by_digit)
+    tokenizer.save(path)
+    edit(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
 
 
 # ---------- Decoder-only rerankers, monoT5, others
@@ -389,8 +385,7 @@ MODELS = {
     "someone/bge-reranker-v2-gemma-seq-cls": decoder_classifier(tf.GemmaConfig, CHATML),
     "someone/mxbai-rerank-base-v2-seq": decoder_classifier(tf.Qwen2Config, CHATML),
     "someone/no-padding": no_padding,
-    "someone/gpt2-digits": digits("GPT2Tokenizer"),
-    "someone/fast-digits": digits("PreTrainedTokenizerFast"),
+    "someone/digits": digits,
     "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),

@@ -42,6 +42,7 @@ def run(folder, environment, words):
     os.environ.update(environment)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
     importlib.reload(huggingface_hub.constants)  # which reads the environment: the hub, its cache
+    huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
     sys.argv = words
     sys.executable = shutil.which("python", path=environment["PATH"])  # for what it starts
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
