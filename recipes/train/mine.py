@@ -104,7 +104,7 @@ def mine(args):
     """Write training examples: evidence, and negatives from a run and the corpus."""
     import pandas as pd
 
-    inputs = [args.claims, args.qrels, args.corpus]
+    inputs = [args.qrels, args.claims, args.corpus]
     needs_run = args.hard or args.shape == "scores"
     if needs_run:
         inputs.append(args.run)
