@@ -19,14 +19,16 @@ fi
 check "${1:-}"
 ABOUT="Given a post on social media, find the scientific paper that it is about"
 
+stage "1  Papers with the last names of six authors, and with named fields"
+python recipes/tools/texts.py $DATA $WORK/named --described 3
+D="--data $WORK/named --work $WORK"
+PAPERS="--fields title,abstract,venue,authors"
+
 stage "2  Qwen3-8B translates French and German posts into English (difference 49)"
 posts train
 posts test
 
-stage "1  Papers with the last names of six authors and named fields; negatives (difference 50)"
-python recipes/tools/texts.py $DATA $WORK/named --described 3
-D="--data $WORK/named --work $WORK"
-PAPERS="--fields title,abstract,venue,authors"
+stage "1, 2  BM25 finds negatives (difference 50)"
 kit 01_index.py $D --indexes bm25 $PAPERS
 kit 02_retrieve.py $D --split train --claims $WORK/train/claims.both.tsv --retrievers bm25
 kit recipes/train/mine.py $D $WORK/train/bm25.tsv --shape tuples --hard 4 --easy 4
