@@ -71,7 +71,7 @@ def main():
     args = parser.parse_args()
     table = kit.read_values(args.table)
     runs = table.index.unique("run")
-    metrics = Path(args.table.replace(".claims.tsv", ".json"))
+    metrics = Path(args.table.removesuffix(".claims.tsv") + ".json")
     if metrics.exists():
         missing = kit.read_metrics(metrics, "counts")["claims without rows"]
         for run in missing.index[missing >= len(table.loc[runs[0]]) / 10]:
