@@ -39,8 +39,8 @@ import tempfile
 import time
 import unicodedata
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -52,29 +52,19 @@ TENSORS = ("input_ids", "attention_mask", "token_type_ids")  # texts x tokens
 OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
 
 
-class Analyser(NamedTuple):
-    """How texts become terms: a Unicode normal form, and arguments of bm25s.tokenize().
-
-    None leaves a step out.
-    """
-
-    normalise: str | None
-    lower: bool
-    token_pattern: str
-    stopwords: str | None
-    stemmer: str | None
-
-
+# How texts become terms: a Unicode normal form, and arguments of bm25s.tokenize(). None leaves a
+# step out.
+STEPS = ("normalise", "lower", "token_pattern", "stopwords", "stemmer")
 # A word may have - . / , inside. On SciFact, NLTK's word_tokenize() makes 99 % of the same tokens.
 WORD = r"\w+(?:[-./,]\w+)*"
 ANALYSERS = {
-    "default": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's stopwords
-    "unstemmed": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", None),  # AlexUNLP-FMT 2025
-    "plain": Analyser(None, False, r"\S+", None, None),  # split at white space: AIRwaves 2025
-    "nltk": Analyser("NFKC", True, r"[^\W_]+", "english_plus", None),  # Ant Bridge 2025
-    "letters": Analyser("NFKC", True, r"[^\W\d_]{2,}", "english_plus", None),  # ClimateSense 2026
-    "words": Analyser("NFKC", True, WORD, None, None),  # the baseline of ClimateCheck 2025
-    "cased": Analyser("NFKC", False, WORD, None, None),  # EFC 2025
+    "default": ("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's stopwords
+    "unstemmed": ("NFKC", True, r"(?u)\b\w\w+\b", "english", None),  # AlexUNLP-FMT 2025
+    "plain": (None, False, r"\S+", None, None),  # split at white space: AIRwaves 2025
+    "nltk": ("NFKC", True, r"[^\W_]+", "english_plus", None),  # Ant Bridge 2025
+    "letters": ("NFKC", True, r"[^\W\d_]{2,}", "english_plus", None),  # ClimateSense 2026
+    "words": ("NFKC", True, WORD, None, None),  # the baseline of ClimateCheck 2025
+    "cased": ("NFKC", False, WORD, None, None),  # EFC 2025
 }
 
 
@@ -83,7 +73,7 @@ def index_bm25(texts, folder, args):
     """Save the BM25 scores of all postings (Kamphuis et al. 2020); return entries of meta.json."""
     import bm25s
 
-    analyser = ANALYSERS[args.analyser]._asdict()
+    analyser = dict(zip(STEPS, ANALYSERS[args.analyser]))
     if args.language != "english":  # for English, the analyser names one of two lists of stopwords
         for step in ("lower", "stopwords", "stemmer"):
             if analyser[step]:
@@ -121,11 +111,11 @@ def open_dense_encoder(model, args):
     if args.document_prompt is None and not encoder.prompts["document"]:
         # The configurations of E5 and others call this prompt "passage".
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
-    if len(encoder.prompts) > 2 and args.query_prompt is None and not encoder.prompts["query"]:
+    if len(encoder.prompts) > 2 and not encoder.prompts["query"]:
         warn(
             model,
-            f"""claims get none of its prompts, which are {", ".join(list(encoder.prompts)[2:])};
-            choose by --query-prompt and --document-prompt""",
+            f"""its prompts {[*encoder.prompts][2:]} are not used; choose by --query-prompt and
+            --document-prompt""",
         )
     if not encoder.module_kwargs and encoder[-1].pooling_mode == "lasttoken":
         warn(model, "its files name no pooling; for a decoder, this is the last token's vector")
@@ -157,10 +147,24 @@ def pool_windows(encoder, _, features):
     return features | {"sentence_embedding": torch.stack(pooled)}
 
 
+def pool_logits(activation, features):
+    """Pool the logits of tokens to weights of terms: texts x vocabulary (Formal et al. 2021).
+
+    log(1 + ReLU(x)) never falls when x grows, so it makes no difference whether it comes before or
+    after the maximum over tokens. After it, there is one row per text instead of hundreds.
+    """
+    logits = features["token_embeddings"]  # texts x tokens x vocabulary
+    logits[features["attention_mask"] == 0] = 0  # so that padding adds no term
+    weights = logits.amax(dim=1).relu()
+    if activation == "log1p_relu":
+        weights = weights.log1p()
+    return features | {"sentence_embedding": weights}
+
+
 # ---------- Vectors of shards
 # The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
-# encode_from_ids() makes the same vectors in less time: a shard is tokenised by all cores at once,
-# and batches are made from token ids.
+# encode_ahead() makes the same vectors in less time: a thread tokenises the next shards while one
+# is encoded, and batches are made from token ids.
 def token_ids(encoder, texts):
     """Return the token ids of texts, each with the prompt of documents: [int64 tensor]."""
     import torch
@@ -196,9 +200,9 @@ def features_of(ids, encoder, template):
     from torch.nn.utils.rnn import pad_sequence
 
     tokenizer = encoder.tokenizer
-    pad = functools.partial(pad_sequence, batch_first=True, padding_side=tokenizer.padding_side)
-    padded = pad(ids, padding_value=tokenizer.pad_token_id)
-    is_token = pad([torch.ones_like(row) for row in ids])
+    side = tokenizer.padding_side
+    padded = pad_sequence(ids, True, tokenizer.pad_token_id, side)  # True: texts come first
+    is_token = pad_sequence([torch.ones_like(row) for row in ids], True, 0, side)
     # In the order of TENSORS; token_type_ids are 0 for single texts.
     tensors = torch.stack([padded, is_token, torch.zeros_like(padded)]).to(encoder.device)
     return template | {name: made for name, made in zip(TENSORS, tensors) if name in template}
@@ -212,7 +216,7 @@ def plain_features(encoder):
     """
     tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
     if not tokenizer or getattr(encoder, "max_active_dims", None):
-        return None
+        return
     # This call also tells the tokenizer at which length it truncates.
     template = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
     tokenizer.no_padding()
@@ -220,7 +224,6 @@ def plain_features(encoder):
     is_same = [made[name].tolist() == template[name].tolist() for name in TENSORS if name in made]
     if all(is_same) and template.keys() <= {*TENSORS, "modality", "prompt_length"}:
         return template
-    return None
 
 
 def encode(batch_size, ids, encoder, template):
@@ -228,27 +231,28 @@ def encode(batch_size, ids, encoder, template):
     import torch
     from tqdm.auto import tqdm
 
-    is_sparse = encoder.model_type == "SparseEncoder"
     batches = batches_of(np.array([max(1, len(row)) for row in ids]), batch_size)
     found = []
     for rows in tqdm(batches, "batches"):
         features = features_of([ids[row] for row in rows], encoder, template)
         with torch.inference_mode():
             vectors = encoder(features, task="document")["sentence_embedding"]
+        is_sparse = encoder.model_type == "SparseEncoder"
         found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
     # The batches have another order than the texts; argsort gives the place of each text in them.
     place_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))
     return torch.cat(found).cpu().index_select(0, place_of_text)
 
 
-def encode_from_ids(shards, encoder, template, batch_size):
+def encode_ahead(shards, encoder, template, batch_size):
     """Yield the vectors of each shard; batches become smaller while they do not fit into memory."""
     from accelerate.utils import find_executable_batch_size
 
     encoder.eval()
     encode_fitting = find_executable_batch_size(encode, starting_batch_size=batch_size)
-    for shard in shards:
-        yield encode_fitting(token_ids(encoder, shard), encoder, template)
+    with ThreadPoolExecutor(1) as thread:
+        for ids in thread.map(functools.partial(token_ids, encoder), shards):
+            yield encode_fitting(ids, encoder, template)
 
 
 def save_shard(path, vectors, similarity):
@@ -256,31 +260,30 @@ def save_shard(path, vectors, similarity):
     from scipy import sparse
     from torch.nn.functional import normalize
 
-    if not vectors.is_sparse:
+    if vectors.is_sparse:
+        vectors = vectors.coalesce()
+        entries = (vectors.values(), vectors.indices())
+        sparse.save_npz(path, sparse.coo_array(entries, vectors.shape), compressed=False)
+    else:
         if similarity == "cosine":
             vectors = normalize(vectors)
         elif similarity != "dot":
             fail("--dense-model", f"it is for {similarity} distances; take one for cosines or dot")
         np.savez(path, vectors.half().numpy())
-    else:
-        vectors = vectors.coalesce()
-        entries = (vectors.values(), vectors.indices())
-        sparse.save_npz(path, sparse.coo_array(entries, vectors.shape), compressed=False)
 
 
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Encode the shards that are not in the folder parts yet; return the paths of all."""
     commit = encoder.model_card_data.base_model_revision  # None if the model is not on the hub
-    shards = {
-        parts / f"{start}{commit or ''}.npz": texts[start : start + SHARD]
-        for start in range(0, len(texts), SHARD)
-    }
+    shards = {}
+    for start in range(0, len(texts), SHARD):
+        shards[parts / f"{start}-{commit}.npz"] = texts[start : start + SHARD]
     # A shard that is cut short is no zip file, as .npz files are; it is made again.
     missing = {path: shard for path, shard in shards.items() if not zipfile.is_zipfile(path)}
     pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
     template = plain_features(encoder)
     if template and not pool:
-        encoded = encode_from_ids(missing.values(), encoder, template, batch_size)
+        encoded = encode_ahead(missing.values(), encoder, template, batch_size)
     else:
         encoded = (
             encoder.encode_document(
@@ -300,8 +303,6 @@ def encode_shards(encoder, texts, batch_size, args, parts):
             new = parts / "new.npz"  # renamed, as a call may be killed meanwhile
             save_shard(new, vectors, encoder.similarity_fn_name)
             new.rename(path)
-    except RuntimeError as error:
-        fail("--device", error)
     finally:
         if pool:  # else this process waits for ever for what a dead one should read
             encoder.stop_multi_process_pool(pool)
@@ -330,15 +331,16 @@ def index_splade(texts, folder, args):
     from sentence_transformers import SparseEncoder
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args)
-    by_maximum = {"pooling_strategy": "max", "activation_function": "relu"}  # log(1 + ReLU)
-    if args.activation == "relu" and not by_maximum.items() <= vars(encoder[-1]).items():
+    by_maximum = {"pooling_strategy": "max", "activation_function": "relu"}
+    # Any other pooling, such as a sum over tokens, stays as it is.
+    if by_maximum.items() <= vars(encoder[-1]).items():
+        encoder[-1].forward = functools.partial(pool_logits, args.activation)
+    elif args.activation == "relu":
         fail("--activation", "the model does not pool by maximum and log(1 + ReLU); leave it out")
     # A quarter, since logits take memory: 0.5 GB for 8 texts of 512 tokens.
-    batch_size = max(1, batch_size_of(args) // 4)
-    shards, entries = encode_shards(encoder, texts, batch_size, args, folder.parent)
+    size = max(1, batch_size_of(args) // 4)
+    shards, entries = encode_shards(encoder, texts, size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
-    if args.activation == "relu":
-        weights.data = np.expm1(weights.data)  # undoes the logarithm
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
     return entries
 
@@ -360,33 +362,29 @@ def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     tasks = {}
     for kind in args.indexes:
-        _, deciding = INDEXES[kind]
+        build, deciding = INDEXES[kind]
         arguments = {name: vars(args)[name] for name in ("fields", "separator", *deciding)}
-        model = arguments.get(f"{kind}_model")  # None for BM25
-        models = [model] if model else []
-        task = task_of(argparse.Namespace(**arguments), args.corpus, models=models)
+        model = str(arguments.get(f"{kind}_model"))  # None for BM25
+        task = task_of(argparse.Namespace(**arguments), args.corpus, models=[model])
         if not up_to_date(args, task, f"{args.out}/{kind}", is_folder=True):
-            tasks[kind] = (task, model)
-    texts = read_abstracts(args.corpus, args.fields, args.separator or " ") if tasks else {}
-    for kind, (task, model) in tasks.items():
-        build, _ = INDEXES[kind]
-        out = f"{args.out}/{kind}"
+            tasks[kind] = (build, task, model)
+    texts = read_abstracts(args.corpus, args.fields, args.separator or " ")
+    for kind, (build, task, model) in tasks.items():
         meta = task["arguments"] | {
             "kind": kind,
             "corpus": task["inputs"][args.corpus],
             "model": model,
             "model_sha256": task["inputs"].get(model),
         }
-        with parts_of(out, task) as parts:
+        with parts_of(f"{args.out}/{kind}", task) as parts:
             folder = parts / "index"
             folder.mkdir(exist_ok=True)
             meta |= build(list(texts.values()), folder, args)
             (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
             (folder / "meta.json").write_text(json.dumps(meta, indent=1))
-            with written(out, task) as new:
+            with written(f"{args.out}/{kind}", task) as new:
                 folder.rename(new)
-        print(f"{out}: {len(texts)} abstracts")
-    return {"made": [f"{args.out}/{kind}" for kind in tasks]}
+    return {"made": [f"{args.out}/{kind}" for kind in tasks], "abstracts": len(texts)}
 
 
 # ---------- Graph
@@ -454,7 +452,7 @@ def add_index(job):
     add("--language", choices=LANGUAGES, default="english",
         help="""language of the analyser's stopwords, stems and lower-casing; for others use
         --analyser words (Azeri: with turkish)""")
-    add("--bm25-method", choices=("lucene", "robertson", "atire", "bm25l", "bm25+"),
+    add("--bm25-method", choices="lucene robertson atire bm25l bm25+".split(),
         default="lucene", help="""variant of BM25 (Kamphuis et al. 2020); with robertson, terms in
         more than half of the texts count nothing""")
     add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")
@@ -658,10 +656,10 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON; errors of files and packages are one line."""
+    """Run the job, and print its result as JSON; errors of the machine are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except (OSError, UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError, RuntimeError) as error:
         fail(args.job, error)
 
 

@@ -274,10 +274,7 @@ def open_scorer(args):
 
 def scored(scorer, texts, table, path):
     """Return a table of pairs with the columns score and is_truncated; texts: as paired_texts()."""
-    try:
-        scores, is_truncated = scorer(table, texts, path)
-    except RuntimeError as error:  # a process of --device has died, or memory is full
-        fail("--model", f"scoring has stopped, finished scores are kept: {error}")
+    scores, is_truncated = scorer(table, texts, path)
     return table.assign(score=scores[:, 0], is_truncated=is_truncated)
 
 
@@ -608,10 +605,10 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON; errors of files and packages are one line."""
+    """Run the job, and print its result as JSON; errors of the machine are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except (OSError, UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError, RuntimeError) as error:
         fail(args.job, error)
 
 

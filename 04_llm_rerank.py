@@ -764,10 +764,10 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON; errors of files and packages are one line."""
+    """Run the job, and print its result as JSON; errors of the machine are one line."""
     try:
         print(json.dumps(args.function(args)))
-    except (OSError, UnicodeError, ImportError) as error:
+    except (OSError, UnicodeError, ImportError, RuntimeError) as error:
         fail(args.job, error)
 
 
