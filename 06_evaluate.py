@@ -129,7 +129,8 @@ def judgements_of(run, qrels):
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
     predicted = gold.copy()
     gold[claims, ranks] = UNJUDGED
-    known = run[RUN].merge(qrels[QRELS])
+    # Only rows with an abstract of the qrels can be judged; merging all takes five times as long.
+    known = run.loc[run["abstract_id"].isin(qrels["abstract_id"]), RUN].merge(qrels[QRELS])
     judged_claims = R.index.get_indexer(known["claim_id"])
     gold[judged_claims, known["rank"] - 1] = known["label"].map(LABELS.index)
     if "label" in run:

@@ -1,10 +1,9 @@
-"""recipes/tools: learn_fusion.py and disagreement.py, each by hand (bad_recipes.tsv, too)."""
+"""recipes/tools/learn_fusion.py by hand (bad_recipes.tsv, too)."""
 
 import pytest
-from conftest import CLAIMS, QRELS, RUN, facts, load, read, tsv
+from conftest import QRELS, RUN, facts, load, read, tsv
 
 
-# ---------------------------------------------------------------- Learnt fusion
 def runs_of(folder, claim_ids, best="g"):
     """Write two runs of these claims: the first has x, y and g by score, the second knows best."""
     first = []
@@ -56,37 +55,3 @@ def test_a_held_out_claim_teaches_nothing(toy, program):
     made = facts(program("tools/learn_fusion", f"{train} --test {train} --qrels q.tsv", cwd=toy))
     [first] = read(toy / made["made"][1]).query("claim_id == 't0' and rank == 1").to_dict("records")
     assert first["abstract_id"] == "g" and first["score"] > 0.99
-
-
-# ---------------------------------------------------------------- Disagreement
-def test_claims_are_chosen_and_put_back(toy, program):
-    tsv(toy / "c.tsv", [*CLAIMS, "language"], "1|Ice|en; 2|Sun|de; 3|Sea|en; 4|Air|en")
-    tsv(toy / "a.tsv", RUN, "1|x|1|9; 1|y|2|8; 2|x|1|9; 2|y|2|8; 3|x|1|9; 3|z|2|8")
-    tsv(toy / "b.tsv", RUN, "1|x|1|9; 1|z|2|8; 2|y|1|9; 2|x|2|8")
-    words = "a.tsv b.tsv --claims c.tsv --out d.tsv"
-    made = facts(program("tools/disagreement", words, cwd=toy))
-    assert made == {"made": ["d.tsv", "d.run.tsv"], "claims": 4, "disputed": 2}
-    assert (toy / "d.tsv").read_text() == "claim_id\tclaim\tlanguage\n2\tSun\tde\n3\tSea\ten\n"
-    run = read(toy / "d.run.tsv")
-    assert list(run["claim_id"] + run["abstract_id"]) == ["2x", "2y", "3x", "3z"]
-    made = facts(program("tools/disagreement", f"{words} --places 2", cwd=toy))
-    assert made["disputed"] == 2  # now 1 and 3: claim 2 has the same two
-    tsv(toy / "new.tsv", RUN, "2|y|1|.9; 2|x|2|.1")
-    made = facts(program("tools/disagreement", "merge a.tsv new.tsv --out m.tsv", cwd=toy))
-    assert made["claims_replaced"] == 1
-    merged = read(toy / "m.tsv")
-    assert list(merged["claim_id"] + merged["abstract_id"]) == ["1x", "1y", "3x", "3z", "2y", "2x"]
-    assert merged["score"].tolist() == [9, 8, 9, 8, 0.9, 0.1]
-
-
-def test_the_disputed_claims_go_to_04_alone(toy, program, call):
-    hybrid = "work/demo/test/hybrid.tsv"
-    turned = read(toy / hybrid)
-    is_c4 = turned["claim_id"] == "c4"
-    turned.loc[is_c4, "abstract_id"] = turned.loc[is_c4, "abstract_id"].tolist()[::-1]
-    tsv(toy / "turned.tsv", RUN, turned[RUN].values)
-    facts(program("tools/disagreement", f"{hybrid} turned.tsv", cwd=toy))
-    at = "work/demo/test/disagreement"
-    words = f"--claims {at}.tsv --run {at}.run.tsv --backend none --model m"
-    done = call("04_llm_rerank.py", words, cwd=toy)
-    assert done.returncode == 3 and '"waiting": 1}' in done.stdout

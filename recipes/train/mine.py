@@ -66,7 +66,7 @@ def negatives_of(ranked, easy, rng, args):
     first = ranked[~ranked["is_likely"]][: args.from_top]
     if not args.hard and args.shape != "labels":
         first = first[:0]  # without the run, these are judged pairs, which easy draws may take
-    hard = first["abstract_id"][first["is_negative"]].tolist()
+    hard = list(first["abstract_id"][first["is_negative"]])
     taken = ranked[ranked["is_likely"] | ranked["is_evidence"]]
     unwanted = {*first["abstract_id"], *taken["abstract_id"]}
     drawn = dict.fromkeys(draw(hard, args.hard, args.draw, rng), "hard")
@@ -76,7 +76,7 @@ def negatives_of(ranked, easy, rng, args):
 def examples_of(claim_id, rows, easy, args):
     """Yield the examples of a claim; rows: its marked pairs."""
     rng = np.random.default_rng([args.seed, *claim_id.encode()])  # no draw depends on other claims
-    evidence = rows["abstract_id"][rows["is_evidence"]].tolist()
+    evidence = list(rows["abstract_id"][rows["is_evidence"]])
     ranked = rows.sort_values("rank", kind="stable")  # judged pairs that the run lacks come last
     start = {"kind": "evidence", "claim_id": claim_id}
     if args.shape == "tuples":
@@ -119,8 +119,10 @@ def mine(args):
     if needs_run:
         run = kit.read_table(args.run, kit.RUN, abstract_id=easy)[kit.RUN]
         RETRIEVE.check_claims({args.qrels: qrels, args.run: run})
-        if args.relative_margin < np.inf and run["score"].min() < 0:
-            kit.fail("--relative-margin", f"{args.run}: ratios of negative scores mean nothing")
+        if args.relative_margin < np.inf and (run["score"].min() < 0 or "hybrid" in args.run):
+            kit.fail(
+                "--relative-margin", f"{args.run}: ratios of fused or negative scores mean nothing"
+            )
     if args.pool == "nei":
         easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
     judged = kit.with_twins(qrels, claims, corpus).merge(run, "left")
