@@ -856,9 +856,8 @@ def open_model(load, name, args, dtype="fp32", **options):
             file = Tokenizer.from_file(path)
             tokenizer.backend_tokenizer.normalizer = file.normalizer
             tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer
-        if not tokenizer.pad_token:  # as for Llama
-            tokenizer.pad_token = tokenizer.eos_token
-            model.config.pad_token_id = tokenizer.pad_token_id
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # Llama has none
+        model.config.pad_token_id = tokenizer.pad_token_id
         if not tokenizer.pad_token or len(tokenizer.get_vocab()) < 200:  # special tokens alone
             fail(name, "files of its tokenizer are missing, or a padding token; copy all files")
     return model

@@ -151,7 +151,9 @@ def order_in(text, n):
     then it is a remark about some of the abstracts, or if , ; or = joins its marks. No order counts
     from 0, or is the example of the prompt, where there are more abstracts than it has.
     """
-    text = str(field_of(text, "order") or text)
+    order = field_of(text, "order")
+    if isinstance(order, list):
+        text = str(order)
     chains = re.findall(CHAIN, text)
     answer = ""
     if re.fullmatch(LIST, text):
@@ -1130,8 +1132,8 @@ def with_replies(task, args):
 # ----- Labels in a reply
 # Other labels, and the tokens of begun_by(), are matched by the names of labels.
 SPELLINGS = {  # without white space, hyphens and underscores; data/convert.py has the same
-    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)?",
-    "REFUTES": "refute[sd]?|refutation|contradict(s|ed|ion)?",
+    "SUPPORTS": "support(s|ed|ing)?|entail(s|ed|ing|ment)?",
+    "REFUTES": "refut(e|es|ed|ing|ation)|contradict(s|ed|ing|ion|ory)?",
     "NEI": "nei|neutral|(notenough|insufficient)(info(rmation)?|evidence)?",
 }
 # Words before a label in a line, and blanks in it

@@ -794,9 +794,8 @@ def open_model(load, name, args, dtype="fp32", **options):
             file = Tokenizer.from_file(path)
             tokenizer.backend_tokenizer.normalizer = file.normalizer
             tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer
-        if not tokenizer.pad_token:  # as for Llama
-            tokenizer.pad_token = tokenizer.eos_token
-            model.config.pad_token_id = tokenizer.pad_token_id
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # Llama has none
+        model.config.pad_token_id = tokenizer.pad_token_id
         if not tokenizer.pad_token or len(tokenizer.get_vocab()) < 200:  # special tokens alone
             fail(name, "files of its tokenizer are missing, or a padding token; copy all files")
     return model
@@ -1212,8 +1211,8 @@ def with_replies(task, args):
 # ----- Labels in a reply
 # Other labels, and the tokens of begun_by(), are matched by the names of labels.
 SPELLINGS = {  # without white space, hyphens and underscores; data/convert.py has the same
-    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)?",
-    "REFUTES": "refute[sd]?|refutation|contradict(s|ed|ion)?",
+    "SUPPORTS": "support(s|ed|ing)?|entail(s|ed|ing|ment)?",
+    "REFUTES": "refut(e|es|ed|ing|ation)|contradict(s|ed|ing|ion|ory)?",
     "NEI": "nei|neutral|(notenough|insufficient)(info(rmation)?|evidence)?",
 }
 # Words before a label in a line, and blanks in it

@@ -57,8 +57,8 @@ import pandas as pd
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!, BEIR
 SPELLINGS = {  # without white space, hyphens and underscores, in either case
-    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)?",
-    "REFUTES": "refute[sd]?|refutation|contradict(s|ed|ion)?",
+    "SUPPORTS": "support(s|ed|ing)?|entail(s|ed|ing|ment)?",
+    "REFUTES": "refut(e|es|ed|ing|ation)|contradict(s|ed|ing|ion|ory)?",
     "NEI": "nei|neutral|(notenough|insufficient)(info(rmation)?|evidence)?",
 }
 FORMS = [  # the columns that a kind needs; the first form that fits is taken
