@@ -698,8 +698,12 @@ def tokenise(texts, normalise, stemmer, **options):
     from Stemmer import Stemmer
 
     if normalise:
-        texts = [unicodedata.normalize(normalise, text) for text in texts]
-        texts = [re.sub(INVISIBLE, "", text) for text in texts]
+        texts = [
+            text
+            if text.isascii()
+            else re.sub(INVISIBLE, "", unicodedata.normalize(normalise, text))
+            for text in texts
+        ]
     if options["lower"] == "turkish":  # before lower-casing, which is that of English
         texts = [text.replace("I", "ı").replace("İ", "i") for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ABSTRACTS, CLAIMS, ROOT, facts, jsonl, kill_before, load, read, tsv
 from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 SCRIPT = "01_index.py"
 INDEX = "work/demo/index"
@@ -49,7 +50,7 @@ def encoder_of(path, load=SentenceTransformer, **options):
     ],
 )
 def test_analysers(analyser, text, expected):
-    steps = KIT.ANALYSERS[analyser]._asdict()
+    steps = dict(zip(KIT.STEPS, KIT.ANALYSERS[analyser]))
     assert KIT.tokenise(["", text], return_ids=False, **steps) == [[], expected.split()]
 
 
@@ -154,7 +155,7 @@ def from_ids(encoder, batch_size=3):
     """Return the vectors of TEXTS as the script makes them, beside those of the library."""
     theirs = encoder.encode_document(TEXTS, convert_to_tensor=True)
     template = KIT.plain_features(encoder)
-    found = list(KIT.encode_from_ids([TEXTS[:4], TEXTS[4:]], encoder, template, batch_size))
+    found = list(KIT.encode_ahead([TEXTS[:4], TEXTS[4:]], encoder, template, batch_size))
     return torch.cat(found).to_dense(), theirs.to_dense()
 
 
@@ -171,6 +172,20 @@ def test_vectors_from_ids_are_those_of_the_library(tmp_path, models, name, inclu
     found, theirs = from_ids(encoder)
     torch.testing.assert_close(found, theirs, atol=1e-6, rtol=0)
     assert found.shape == (len(TEXTS), 12)
+
+
+def test_the_maximum_of_logits_comes_before_the_logarithm():
+    logits = torch.randn(4, 50, 1000, generator=torch.manual_seed(0)) * 4 - 6
+    mask = (torch.arange(50) < torch.tensor([[50], [7], [1], [0]])).long()
+
+    def pooled(pool):
+        features = {"token_embeddings": logits.clone(), "attention_mask": mask}
+        return pool(features)["sentence_embedding"]
+
+    theirs = pooled(SpladePooling("max").eval())
+    assert torch.equal(pooled(lambda features: KIT.pool_logits("log1p_relu", features)), theirs)
+    relu = pooled(lambda features: KIT.pool_logits("relu", features))  # Kiepura & Lam, eq. 2
+    torch.testing.assert_close(relu, theirs.expm1(), atol=0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
@@ -213,7 +228,7 @@ def test_batches_become_smaller_where_memory_is_too_small(models):
 
     template = KIT.plain_features(encoder)
     encoder.register_forward_pre_hook(fill_memory)
-    found = list(KIT.encode_from_ids([["ice"] * 6, ["sea"]], encoder, template, 8))
+    found = list(KIT.encode_ahead([["ice"] * 6, ["sea"]], encoder, template, 8))
     assert sizes == [6, 6, 6, 5, 4, 3, 2, *[1] * 7] and list(map(len, found)) == [6, 1]
 
 
@@ -266,7 +281,7 @@ def test_prompts_of_other_names_and_pooling_of_a_decoder_are_named(toy, call):
     layouts.make(toy, [name])
     words = encoder_folder(toy / "m", prompts={"web_query": "x: ", "web_text": "y: "})
     for command, count, said in (
-        (words, 1, "which are web_query, web_text;"),
+        (words, 1, "['web_query', 'web_text'] are not used"),
         (f"{words} --query-prompt x:", 0, ""),
         (f"--indexes dense --dense-model {name}", 1, "its files name no pooling"),
     ):
