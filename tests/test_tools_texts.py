@@ -40,8 +40,7 @@ def test_authors_are_few_last_names_and_fields_have_names(toy, copied):
     corpus, _ = copied("--described 1")
     assert corpus[1]["authors"] == "Authors: Ng, Li" and "venue" not in corpus[1]
     (toy / "data/demo/corpus.jsonl").write_text(CORPUS.replace('"year": 2020', many))
-    corpus, claims = copied("--described 1")
-    assert corpus[0]["title"] == "COVID-19 waves" and claims == ["Sea-ice in 2020!", "?!"]
+    corpus, _ = copied("--described 1")
     assert corpus[0]["authors"] == "Authors: Ng, Wu" and corpus[0]["venue"] == "Venue: Sea"
 
 
