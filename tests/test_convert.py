@@ -4,12 +4,11 @@ import csv
 import gzip
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import KEY, ROOT, TOY, cases, facts, load, read, records
+from conftest import KEY, ROOT, TOY, cases, cells, end_of, facts, load, read, records
 
 FORMATS = ROOT / "tests" / "formats"  # the toy's run and qrels; TREC's ranks are wrong there
 MARKS = str.maketrans("→¶␍", "\t\n\r")
@@ -20,19 +19,13 @@ def convert(tmp_path, monkeypatch, capsys):
     """convert(name, content, *words): status and messages, with the output in out/t.tsv."""
     monkeypatch.chdir(tmp_path)
 
-    def run(name, content, *words, out="out/t.tsv"):
+    def run(name, content, *words, out="out/t.tsv", cwd=None):
         if content is not None:
             if isinstance(content, str):
                 content = content.encode()
             (tmp_path / name).write_bytes(content)
         monkeypatch.setattr(sys, "argv", ["convert.py", name, "--out", out, *words])
-        capsys.readouterr()
-        status = 0
-        try:
-            load("data/convert.py").main()
-        except SystemExit as end:
-            status = end.code
-        return subprocess.CompletedProcess(words, status, *capsys.readouterr())
+        return end_of(load("data/convert.py").main, capsys)
 
     return run
 
@@ -86,23 +79,19 @@ def test_claims_with_evidence_become_claims_and_qrels(tmp_path, convert):
 
 
 PAIRS = "claim_id,claim,abstract_id,abstract,label\n1,Ice melts,7,A study.,SUPPORTS\n"
+NAMES = """claims.test.tsv||claims|claim_id→claim¶1→Ice melts¶;
+    qrels|--kind claims|claims|claim_id→claim¶1→Ice melts¶;
+    corpus.jsonl||corpus|{"abstract_id": "7", "abstract": "A study."}¶;
+    qrels.test.tsv||qrels|claim_id→abstract_id→label¶1→7→SUPPORTS¶;
+    my.corpus||qrels|claim_id→abstract_id→label¶1→7→SUPPORTS¶;
+    claims2.tsv||qrels|claim_id→abstract_id→label¶1→7→SUPPORTS¶"""
 
 
-@pytest.mark.parametrize(
-    ("out", "words", "kind", "written"),
-    [
-        ("claims.test.tsv", "", "claims", "claim_id\tclaim\n1\tIce melts\n"),
-        ("qrels", "--kind claims", "claims", "claim_id\tclaim\n1\tIce melts\n"),
-        ("corpus.jsonl", "", "corpus", '{"abstract_id": "7", "abstract": "A study."}\n'),
-        ("qrels.test.tsv", "", "qrels", "claim_id\tabstract_id\tlabel\n1\t7\tSUPPORTS\n"),
-        ("my.corpus", "", "qrels", "claim_id\tabstract_id\tlabel\n1\t7\tSUPPORTS\n"),
-        ("claims2.tsv", "", "qrels", "claim_id\tabstract_id\tlabel\n1\t7\tSUPPORTS\n"),
-    ],
-)
+@pytest.mark.parametrize("out, words, kind, written", cells(NAMES))
 def test_the_name_of_the_output_tells_the_kind(tmp_path, convert, out, words, kind, written):
-    done = convert("pairs.csv", PAIRS, *shlex.split(words), out=out)
+    done = convert("pairs.csv", PAIRS, *words.split(), out=out)
     assert facts(done)["kind"] == kind
-    assert (tmp_path / out).read_text() == written
+    assert (tmp_path / out).read_text() == written.translate(MARKS)
 
 
 A_CORPUS = """{"abstract_id": 1, "title": "T", "abstract": "Ice melts.", "year": 2001}
@@ -123,24 +112,19 @@ def test_several_files_become_one_corpus(tmp_path, convert):
     ]
 
 
-@pytest.mark.parametrize(
-    ("words", "out", "said"),
-    [
-        ("b.csv", "corpus.jsonl", "b.csv:3: an earlier row for this abstract_id differs: 1"),
-        ("c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
-        ("c.csv", "corpus.jsonl", "c.csv:1: columns claim_id, claim make no corpus table"),
-        ("a.jsonl", "a.jsonl", "a.jsonl: this command reads it; give another --out"),
-        ("c.csv c.csv", "claims", "a.jsonl:1: columns abstract_id, title, abstract, year make no"),
-    ],
-)
-def test_several_files_that_make_no_corpus(tmp_path, convert, contents, words, out, said):
+SEVERAL = """b.csv|corpus.jsonl|b.csv:3: an earlier row for this abstract_id differs: 1;
+    c.csv|t.tsv|c.csv: it holds claims, but only a corpus is made of several;
+    c.csv|corpus.jsonl|c.csv:1: columns claim_id, claim make no corpus table;
+    a.jsonl|a.jsonl|a.jsonl: this command reads it;
+    c.csv c.csv|claims|a.jsonl:1: columns abstract_id, title, abstract, year make no"""
+
+
+@pytest.mark.parametrize("words, out, said", cells(SEVERAL))
+def test_several_files_that_make_no_corpus(tmp_path, convert, refused, words, out, said):
     (tmp_path / "a.jsonl").write_text(A_CORPUS)
     (tmp_path / "b.csv").write_text("abstract_id,abstract\n2,Seas rise.\n1,Ice\n")
     (tmp_path / "c.csv").write_text("claim_id,claim\n1,Ice\n")
-    before = contents(tmp_path)
-    done = convert("a.jsonl", None, *words.split(), out=out)
-    assert done.returncode == 2 and said in done.stderr
-    assert contents(tmp_path) == before
+    refused(tmp_path, "a.jsonl", None, *words.split(), out=out, said=said, by=convert)
 
 
 def test_empty_texts_are_left_out_of_all_files(tmp_path, convert):
