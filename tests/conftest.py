@@ -29,7 +29,9 @@ KEY = RUN[:2]
 CLAIMS = ["claim_id", "claim"]
 QRELS = [*KEY, "label"]
 LABELLED = [*RUN, "label"]
+VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
 LABELS = ["SUPPORTS", "REFUTES", "NEI"]
+NLI = ["contradiction", "neutral", "entailment"]
 
 
 # ---------------------------------------------------------------- Files
@@ -322,6 +324,18 @@ def program(monkeypatch, capsys):
         return end_of(lambda: runpy.run_path(path, run_name="__main__"), capsys)
 
     return call_program
+
+
+@pytest.fixture
+def shell(warm):
+    """shell("recipes/demo.sh", word, X=...): a recipe with these settings."""
+
+    def run_recipe(path, word="", **settings):
+        env = os.environ | {"PATH": warm} | settings
+        command = ["bash", str(ROOT / path), word]
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    return run_recipe
 
 
 @pytest.fixture

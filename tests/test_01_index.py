@@ -28,7 +28,7 @@ def encoder_of(path, load=SentenceTransformer, **options):
 
 # ---------------------------------------------------------------- BM25
 @pytest.mark.parametrize(
-    ("analyser", "text", "expected"),
+    "analyser, text, expected",
     [
         (
             "default",
@@ -59,7 +59,7 @@ def without_delta(count):
 
 
 @pytest.mark.parametrize(
-    ("method", "idf", "part"),
+    "method, idf, part",
     [
         ("lucene", lambda df: math.log(1 + (3.5 - df) / (df + 0.5)), without_delta),
         # log(.5 / 3.5) < 0 counts as 0

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import Stemmer
 import torch
-from conftest import ABSTRACTS, CLAIMS, RUN, facts, load, read, tsv
+from conftest import ABSTRACTS, CLAIMS, RUN, cells, facts, load, read, tsv
 from scipy import sparse
 from sentence_transformers import SentenceTransformer, SparseEncoder
 
@@ -129,7 +129,7 @@ def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     assert fused["abstract_id"].tolist() == [*best, "d"]
 
 
-@pytest.mark.parametrize("ids, expected", [("", "zya"), ("ayz", "ayz")])
+@pytest.mark.parametrize("ids, expected", cells("|zya; ayz|ayz"))
 def test_equal_scores_have_the_z_score_0_and_ties_follow_the_corpus(ids, expected):
     ranks = (10, 1, 4), (4, 4, 10), (1, 10, 1)  # of z, y, a; in this order, their sums differ
     runs = [pd.DataFrame(zip("111", "zya", row, (7.1,) * 3), columns=RUN) for row in ranks]

@@ -134,7 +134,7 @@ PLAIN = {"headers": {"Content-Type": "text/plain"}}
 
 
 @pytest.mark.parametrize(
-    ("texts", "score", "form"),
+    "texts, score, form",
     cells("""documents|relevance_score|{"results": FOUND}; documents|score|{"data": FOUND};
         documents|relevance_score|{"output": {"results": FOUND}}; texts|score|FOUND"""),
 )
@@ -185,7 +185,7 @@ REPLIES = """{}|{"results": []}; {}|{"ranking": [{"index": 0, "score": 1}]};
 {}|{"results": [{"index": 0, "score": Infinity}]}; {}|[0.5]; {}|{"detail": "wrong path"}"""
 
 
-@pytest.mark.parametrize(("extra", "reply"), cells(REPLIES))
+@pytest.mark.parametrize("extra, reply", cells(REPLIES))
 def test_a_reply_in_another_form_ends_the_run(toy, endpoint, refused, extra, reply):
     server = endpoint(lambda body: {"raw": reply.encode()})
     words = f"--base-url {server.url} --model m --depth 1 --out new.tsv --extra {extra}"
@@ -219,7 +219,7 @@ def test_blended_scores_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "beam", "calls"),  # with a beam of 2, d and f become best, and know nothing new
+    "rounds, beam, calls",  # with a beam of 2, d and f become best, and know nothing new
     [(20, 2, "ag bcfd"), (20, 6, "ag bcfd e"), (1, 2, "c ae")],
 )
 def test_neighbours_of_the_best_join_until_nothing_is_new(rounds, beam, calls):

@@ -12,6 +12,7 @@ from conftest import (
     ABSTRACTS,
     LABELLED,
     LABELS,
+    NLI,
     ROOT,
     RUN,
     cases,
@@ -31,7 +32,6 @@ SCRIPT = "05_classify.py"
 KIT = load(SCRIPT)
 HYBRID = "--run work/demo/test/hybrid.tsv"
 P = ["p_supports", "p_refutes", "p_nei"]
-NLI = ["contradiction", "neutral", "entailment"]
 PROMPTS = ROOT / "recipes" / "systems" / "prompts"
 
 

@@ -290,7 +290,7 @@ def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
 
 
 # ---------------------------------------------------------------- Submissions
-@pytest.mark.parametrize(("task", "claims", "files", "starts"), cases("submissions.tsv"))
+@pytest.mark.parametrize("task, claims, files, starts", cases("submissions.tsv"))
 def test_a_submission_is_the_zip_that_the_task_asks_for(
     toy, call, refused, task, claims, files, starts
 ):

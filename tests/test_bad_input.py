@@ -9,7 +9,7 @@ import json
 import shutil
 
 import pytest
-from conftest import cases, tiny, tiny_llm
+from conftest import NLI, cases, cells, tiny, tiny_llm
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -22,7 +22,7 @@ def folders(models, tmp_path_factory):
     """A folder with small models of every kind."""
     folder = tmp_path_factory.mktemp("models")
     tiny(folder / "tiny")
-    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    tiny(folder / "nli", NLI)
     tiny(folder / "other", ["x", "y", "z"])
     tiny_llm(folder / "llm")
     cold = AutoTokenizer.from_pretrained(folder / "nli").vocab["cold"]  # in abstract 0003 alone
@@ -44,7 +44,7 @@ def ready(toy, folders):
     return toy
 
 
-@pytest.mark.parametrize(("command", "text", "said"), cases("bad_input.tsv"))
+@pytest.mark.parametrize("command, text, said", cases("bad_input.tsv"))
 def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, text, said):
     texts = {
         "x": text,
@@ -62,6 +62,8 @@ def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, t
         refused(ready, *words, said=said, kept=kept)
 
 
+READERS = """nli|01_index.py --indexes dense --dense-model; tiny|03_rerank.py --model;
+    llm|04_llm_rerank.py --backend transformers --model; nli|05_classify.py --model"""
 FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
 
 
@@ -76,15 +78,7 @@ FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM"
         },
     ],
 )
-@pytest.mark.parametrize(
-    ("kind", "command"),
-    [
-        ("nli", "01_index.py --indexes dense --dense-model"),
-        ("tiny", "03_rerank.py --model"),
-        ("llm", "04_llm_rerank.py --backend transformers --model"),
-        ("nli", "05_classify.py --model"),
-    ],
-)
+@pytest.mark.parametrize("kind, command", cells(READERS))
 def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind, command, broken):
     folder = ready / "models" / "broken"
     shutil.copytree(ready / kind, folder)

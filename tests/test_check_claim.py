@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT, TOY, jsonl, records, tiny
+from conftest import NLI, ROOT, TOY, jsonl, records, tiny
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e"
 CONTROL = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
@@ -86,7 +86,7 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(
 ):
     shutil.copytree(flags[3], tmp_path / "work")
     folder = tmp_path / "work/models/classifier"
-    tiny(folder, ["contradiction", "neutral", "entailment"])
+    tiny(folder, NLI)
     config = json.loads((folder / "config.json").read_text())
     config["stance_temperature"] = 1e6  # all labels get 1/3
     (folder / "config.json").write_text(json.dumps(config))
@@ -104,7 +104,7 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ([], "quotes"),
         (["polar", "bears"], "quotes"),

@@ -1,13 +1,11 @@
 """checkthat_2026.sh on the toy in three languages; its expansion and languages alone."""
 
-import os
 import re
-import subprocess
 import zipfile
 
 import pandas as pd
 import pytest
-from conftest import CLAIMS, QRELS, ROOT, RUN, facts, read, tsv
+from conftest import CLAIMS, QRELS, RUN, facts, read, tsv
 
 IDS = {"c1": "en-1", "c2": "de-2", "c3": "en-3", "c4": "de-4", "c5": "fr-5"}
 
@@ -27,7 +25,7 @@ def multilingual(data):
             tsv(data / f"qrels.{out}.tsv", QRELS, qrels)
 
 
-def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, endpoint, warm):
+def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, endpoint, shell):
     """French and German posts alone are translated; an English post is what the reranker learns."""
     multilingual(toy / "data/demo")
     server = endpoint(translated)
@@ -38,14 +36,8 @@ def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, end
         "SMALL": "1",
         "LLM_MODEL": "toy",
         "LLM_BASE_URL": server.url,
-        "PATH": warm,
     }
-    done = subprocess.run(
-        ["bash", ROOT / "recipes/systems/checkthat_2026.sh", "tables"],
-        env=os.environ | how,
-        capture_output=True,
-        text=True,
-    )
+    done = shell("recipes/systems/checkthat_2026.sh", "tables", **how)
     assert done.returncode == 0, done.stderr[-3000:]
     asked = [re.search("<claim>(.*)</claim>", prompt)[1] for prompt in server.answered]
     texts = ["It's the sun, stupid", "sea level rise is NOT accelerating"]

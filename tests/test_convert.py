@@ -49,7 +49,7 @@ def test_other_formats_become_ours(tmp_path, convert, form):
         assert found["label"].tolist() == gold["label"].tolist()
 
 
-@pytest.mark.parametrize(("name", "text", "words", "wanted", "said"), cases("formats/kinds.tsv"))
+@pytest.mark.parametrize("name, text, words, wanted, said", cases("formats/kinds.tsv"))
 def test_the_kinds_of_files(convert, name, text, words, wanted, said):
     """kinds.tsv: → is a tab, ¶ the end of a line; what comes out, and the warnings."""
     done = convert(name, text.translate(MARKS), *shlex.split(words))
@@ -177,7 +177,7 @@ def test_columns_of_other_names_are_named(tmp_path, convert):
     assert (tmp_path / "out/t.tsv").read_text().startswith("claim_id\tclaim\tlanguage\n7\t")
 
 
-@pytest.mark.parametrize(("name", "text", "words", "said"), cases("bad_formats.tsv"))
+@pytest.mark.parametrize("name, text, words, said", cases("bad_formats.tsv"))
 def test_bad_tables_are_refused_by_line(tmp_path, convert, contents, name, text, words, said):
     """bad_formats.tsv: → is a tab, ¶ the end of a line, \\x.. a byte."""
     content = text.translate(MARKS).encode()

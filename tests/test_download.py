@@ -103,7 +103,7 @@ def names_in(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*.*")}
 
 
-@pytest.mark.parametrize(("kept", "left"), cases("needed.tsv"))
+@pytest.mark.parametrize("kept, left", cases("needed.tsv"))
 def test_the_files_of_a_model_that_are_needed(kept, left):
     assert sorted(SCRIPT.needed(sorted(f"{kept} {left}".split()))) == sorted(kept.split())
 
@@ -182,7 +182,7 @@ def test_a_hostile_pickle_runs_no_code_and_leaves_no_folder(get, tmp_path, capsy
     assert not list(tmp_path.rglob("pwned")) and not os.path.exists("pwned")
 
 
-@pytest.mark.parametrize(("name", "setting", "said"), cases("bad_hub.tsv"))
+@pytest.mark.parametrize("name, setting, said", cases("bad_hub.tsv"))
 def test_a_model_that_cannot_be_had_is_one_line(get, tmp_path, name, setting, said):
     for file in ("gated/.gated", "gated/model.safetensors", "gguf/Q4.gguf"):
         (tmp_path / "hub/o" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ def test_a_killed_download_goes_on_where_it_was(get, kit, tmp_path):
 
 
 # ---------------------------------------------------------------- Data sets
-@pytest.mark.parametrize(("words", "expected"), cases("datasets.tsv"))
+@pytest.mark.parametrize("words, expected", cases("datasets.tsv"))
 def test_data_sets_become_ours(kit, tmp_path, words, expected):
     for path in (tmp_path / "in").rglob("*.parquet.jsonl"):
         pd.read_json(path, lines=True).to_parquet(path.with_suffix(""))
@@ -249,7 +249,7 @@ def test_data_sets_become_ours(kit, tmp_path, words, expected):
     assert READER.read_corpus(str(out / "corpus.jsonl"))
 
 
-@pytest.mark.parametrize(("words", "said"), cases("bad_data.tsv"))
+@pytest.mark.parametrize("words, said", cases("bad_data.tsv"))
 def test_bad_words_and_files_touch_nothing(kit, tmp_path, refused, words, said):
     refused(tmp_path, *words.split(), said=said, by=kit)
 

@@ -11,6 +11,7 @@ from conftest import (
     LABELLED,
     QRELS,
     RUN,
+    VERDICTS,
     cases,
     cells,
     facts,
@@ -21,7 +22,6 @@ from conftest import (
 )
 
 KIT = load("recipes/ev2r.py")
-VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
 GOLD = "c1|g1|SUPPORTS; c1|g2|REFUTES; c2|g3|NEI; c2|g4|REFUTES; c3|g5|NEI"
 # c3 is left out, c4 has no gold
 POOL = "c1|r1; c1|r2; c2|r1; c3|r1; c4|r1"
@@ -127,7 +127,7 @@ def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder,
     assert found["Verification", RUNS[0]] == pytest.approx([(0.3 / 2 + 1.2 / 2) / 2] * 3)
 
 
-@pytest.mark.parametrize(("file", "old", "new", "what"), cases("bad_ev2r.tsv"))
+@pytest.mark.parametrize("file, old, new, what", cases("bad_ev2r.tsv"))
 def test_what_cannot_be_scored_is_refused_before_anything_is_asked(
     folder, program, refused, file, old, new, what
 ):

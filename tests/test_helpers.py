@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CLAIMS, LABELLED, ROOT, RUN, cases, facts, kill_before, load, tsv
+from conftest import CLAIMS, LABELLED, ROOT, RUN, cases, cells, facts, kill_before, load, tsv
 
 SCRIPT = "02_retrieve.py"
 KIT = load(SCRIPT)
@@ -188,15 +188,11 @@ def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call
 
 
 # ---------------------------------------------------------------- Command line
-@pytest.mark.parametrize(
-    ("kind", "taken", "refused"),
-    [
-        ("count", "1 7", "0 -1 1.5 x nan"),
-        ("count_or_0", "0 7", "-1 1e3 "),
-        ("amount", "0 0.5 2e-5", "-1 nan x"),
-        ("share", "0 0.5 1", "-0.1 1.1 nan inf x"),
-    ],
-)
+NUMBERS = """count|1 7|0 -1 1.5 x nan; count_or_0|0 7|-1  1e3; amount|0 0.5 2e-5|-1 nan x;
+    share|0 0.5 1|-0.1 1.1 nan inf x"""
+
+
+@pytest.mark.parametrize("kind, taken, refused", cells(NUMBERS))
 def test_a_number_out_of_its_range_is_refused(kind, taken, refused):
     numbers = getattr(KIT, kind)
     assert [numbers(text) for text in taken.split()] == [float(text) for text in taken.split()]
@@ -224,7 +220,7 @@ def test_work_follows_data_and_the_first_job_is_the_default(work, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    "error, said",
     [
         (OSError(28, "No space", "a.tsv"), "error: retrieve: [Errno 28] No space: 'a.tsv'"),
         (ImportError("No module named 'peft'"), "error: retrieve: No module named 'peft'"),

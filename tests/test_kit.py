@@ -93,7 +93,7 @@ def test_nothing_has_to_be_decoded():
         assert not finds_in(text), text[:200]
 
 
-@pytest.mark.parametrize(("line", "finds"), cases("packed.tsv"))
+@pytest.mark.parametrize("line, finds", cases("packed.tsv"))
 def test_the_finder_finds_packed_lines(line, finds):
     assert len(finds_in(line)) == int(finds)
 

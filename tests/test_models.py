@@ -55,7 +55,7 @@ def assert_scores(path, own, columns="score"):
 
 
 # ---------- Encoders
-@pytest.mark.parametrize(("query", "passage", "name"), cases("models_encoders.tsv"))
+@pytest.mark.parametrize("query, passage, name", cases("models_encoders.tsv"))
 def test_an_encoder_gives_the_cosines_of_its_card(script, served, toy, query, passage, name):
     facts(script(f"01_index.py --indexes dense --dense-model {name}"))
     facts(script("02_retrieve.py --retrievers dense"))
@@ -90,7 +90,7 @@ def test_splade_gives_the_products_of_its_card(script, served, toy, name):
 
 
 # ---------- Rerankers
-@pytest.mark.parametrize(("name", "kind", "prompt", "yes", "no"), cases("models_rerankers.tsv"))
+@pytest.mark.parametrize("name, kind, prompt, yes, no", cases("models_rerankers.tsv"))
 def test_a_reranker_gives_the_scores_of_its_card(script, served, toy, name, kind, prompt, yes, no):
     """With yes, that is the logit of yes as the next token, less that of no."""
     facts(script(f"03_rerank.py --batch-size 3 --model {name}"))
@@ -158,7 +158,7 @@ def test_late_interaction_scores_by_maxsim(script, served, toy, name):
 
 # ---------- NLI models
 @pytest.mark.parametrize(
-    ("name", "outputs"),
+    "name, outputs",
     cells("""MoritzLaurer/DeBERTa-v3-base-mnli|021; cross-encoder/nli-deberta-v3-base|102;
         FacebookAI/roberta-large-mnli|201"""),
 )
@@ -177,7 +177,7 @@ def test_an_nli_model_gives_the_probabilities_of_its_card(script, served, toy, n
 
 
 # ---------- What is refused
-@pytest.mark.parametrize(("command", "token", "said"), cases("models_refused.tsv"))
+@pytest.mark.parametrize("command, token, said", cases("models_refused.tsv"))
 def test_what_has_no_known_score_is_refused(script, toy, refused, command, token, said):
     refused(toy, command, said=said, kept=".parts", by=script, HF_TOKEN=token)
 
@@ -205,7 +205,7 @@ def test_an_index_is_searched_by_the_commit_that_made_it(script, served, toy, re
 
 
 @pytest.mark.parametrize(
-    ("train", "job"),
+    "train, job",
     cells("reranker.py data/demo/pairs.jsonl|03_rerank.py; classifier.py|05_classify.py"),
 )
 def test_a_language_model_can_be_trained_to_score_and_to_classify(script, train, job):

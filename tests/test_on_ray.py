@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import psutil
 import pytest
-from conftest import ROOT, facts, read, records, tiny
+from conftest import NLI, ROOT, facts, read, records, tiny
 
 ALONE = "--batch-size 1 --max-length"  # no padding to other texts: equal bytes
 JOBS = {
@@ -61,7 +61,7 @@ def array(here, job, shards, words):
 
 def test_shards_of_all_jobs_give_the_bytes_of_one_machine(folder, here, call):
     tiny(folder / "reranker", ["relevant"])
-    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    tiny(folder / "nli", NLI)
     shorten(folder, 66)
     for job, (script, words) in JOBS.items():
         facts(call(script, f"--work work/one {words}", cwd=folder))

@@ -9,10 +9,9 @@ import re
 from collections import Counter
 
 import pytest
-from conftest import QRELS, ROOT, RUN, cases, jsonl, tiny, tsv
+from conftest import QRELS, ROOT, RUN, VERDICTS, cases, jsonl, tiny, tsv
 
 PLACES = cases("places.tsv")
-VERDICTS = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
 REFUSED = "{}: not made by this script, which would replace it"
 
 
@@ -50,7 +49,7 @@ def left(toy):
     return {path for path in toy.rglob("*") if path.name == "mine" or path.suffix == ".tmp"}
 
 
-@pytest.mark.parametrize(("name", "words", "kind", "below", "default"), PLACES)
+@pytest.mark.parametrize("name, words, kind, below, default", PLACES)
 def test_what_stands_there_stays(ready, program, refused, name, words, kind, below, default):
     taken(ready / "b" / below, "folder")
     taken(ready / "w" / default, "folder")
@@ -88,7 +87,7 @@ def test_a_model_of_another_job_is_not_averaged_away(ready, program, refused):
     refused(ready, "tools/average", "trained", "m", "m", said=said, by=program)
 
 
-@pytest.mark.parametrize(("name", "words", "text", "said"), cases("bad_recipes.tsv"))
+@pytest.mark.parametrize("name, words, text, said", cases("bad_recipes.tsv"))
 def test_bad_input_is_one_line(ready, program, refused, name, words, text, said):
     for file in ("x.json", "metrics.json"):
         (ready / file).write_text(text.replace("|", "\t").replace(";", "\n"))

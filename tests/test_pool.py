@@ -4,11 +4,10 @@ import json
 
 import pandas as pd
 import pytest
-from conftest import KEY, LABELLED, QRELS, ROOT, RUN, cells, facts, load, read, tiny, tsv
+from conftest import KEY, QRELS, ROOT, RUN, VERDICTS, cells, facts, load, read, tiny, tsv
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 
-VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
 MERGED = """c3|0001|SUPPORTS; c3|0002|SUPPORTS; c3|0003|NEI; c3|0010|NEI;
     c4|0004|REFUTES; c4|0005|REFUTES; c4|0006|NEI; c4|0012|REFUTES;
     c5|0007|REFUTES; c5|0008|REFUTES; c5|0009|NEI"""

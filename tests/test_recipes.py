@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ABSTRACTS, ROOT, SIZES, cases, load, read, records, tiny
+from conftest import ABSTRACTS, ROOT, SIZES, cases, cells, load, read, records, tiny
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 SYSTEMS = (
@@ -37,25 +37,13 @@ def answer(prompt):
 
 
 @pytest.fixture
-def shell(warm):
-    """shell(name, word, X=...): a recipe with these settings."""
-
-    def run_recipe(name, word="", **settings):
-        env = os.environ | {"PATH": warm} | settings
-        command = ["bash", str(ROOT / path_of(name)), word]
-        return subprocess.run(command, env=env, capture_output=True, text=True)
-
-    return run_recipe
-
-
-@pytest.fixture
 def small(toy, endpoint, shell):
     """small(name): a recipe in small, its table and what it has printed on stderr."""
     server = endpoint(answer)
 
     def run_small(name):
         how = {"DATA": f"{toy}/data/demo", "WORK": f"{toy}/made", "SMALL": "1", "LLM_MODEL": "toy"}
-        done = shell(name, **how, LLM_BASE_URL=server.url)
+        done = shell(path_of(name), **how, LLM_BASE_URL=server.url)
         assert done.returncode == 0, done.stderr[-3000:]
         return read(toy / "made/test/metrics.tsv"), done.stderr
 
@@ -105,7 +93,7 @@ def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
     assert not list(toy.glob("work/demo/test/*.piece.*"))
 
 
-@pytest.mark.parametrize(("settings", "flags"), cases("spending.tsv"))
+@pytest.mark.parametrize("settings, flags", cases("spending.tsv"))
 def test_a_rehearsal_spends_only_on_a_model_that_the_user_names(settings, flags, warm):
     script = f"export {settings}; . recipes/systems/common.sh demo; llm gpt-4.1"
     env = os.environ | {"PATH": warm}
@@ -135,7 +123,7 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
     good = toy / f"compare/test/{as_file}_good.tsv"
     times = set()
     for worked in (False, True):
-        done = shell("compare", **how)
+        done = shell("recipes/compare.sh", **how)
         assert done.returncode == 0, done.stderr[-3000:]
         table = read(toy / "compare/compare.tsv").set_index("run")
         assert len(table) == 4 and float(table.loc["bm25", "nDCG@10"]) > 0
@@ -147,13 +135,13 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
     assert len(times) == 1  # the good model was not run again
 
 
-@pytest.mark.parametrize(("name", "word", "settings", "words"), cases("bad_settings.tsv"))
+@pytest.mark.parametrize("name, word, settings, words", cases("bad_settings.tsv"))
 def test_what_would_fail_later_is_said_before_anything_is_made(
     name, word, settings, words, tmp_path, shell
 ):
     how = {"DATA": "data/demo", "WORK": f"{tmp_path}/work"}
     how |= dict(setting.split("=") for setting in settings.split(", "))
-    done = shell(name, word, **how)
+    done = shell(path_of(name), word, **how)
     [error] = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith("error: ")
     assert not (tmp_path / "work").exists()
@@ -225,7 +213,7 @@ def rehearsed(tmp_path_factory):
     return commands
 
 
-@pytest.mark.parametrize(("named", "backend"), [("", "transformers"), ("toy", "openai")])
+@pytest.mark.parametrize("named, backend", cells("|transformers; toy|openai"))
 def test_the_demo_asks_an_endpoint_only_for_a_model_that_the_user_names(named, backend, rehearsed):
     for words in rehearsed("demo", OPENAI_API_KEY="sk-1", LLM_MODEL=named):
         if words[0] == "04_llm_rerank.py" or words[1:2] == ["llm"]:

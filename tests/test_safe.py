@@ -13,7 +13,20 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import LABELLED, QRELS, RUN, cases, facts, jsonl, kill_before, load, read, tiny, tsv
+from conftest import (
+    NLI,
+    QRELS,
+    RUN,
+    VERDICTS,
+    cases,
+    facts,
+    jsonl,
+    kill_before,
+    load,
+    read,
+    tiny,
+    tsv,
+)
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
@@ -27,7 +40,7 @@ def folders(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     tiny(folder / "tiny")
     tiny(folder / "tiny2", seed=1)
-    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    tiny(folder / "nli", NLI)
     encoder = SentenceTransformer(str(folder / "tiny"), device="cpu")
     encoder.save_pretrained(str(folder / "encoder"))
     for name in ("tiny", "nli", "encoder"):
@@ -42,12 +55,11 @@ def small(toy, folders):
     """The toy with these models, and with verdicts."""
     for folder in folders.iterdir():
         (toy / folder.name).symlink_to(folder)
-    header = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
-    tsv(toy / "v.tsv", header, "c3|0001|1|2|NEI|0|0|1; c3|0002|2|1|REFUTES|0|1|0")
+    tsv(toy / "v.tsv", VERDICTS, "c3|0001|1|2|NEI|0|0|1; c3|0002|2|1|REFUTES|0|1|0")
     return toy
 
 
-@pytest.mark.parametrize(("files", "content", "command", "said"), cases("refused.tsv"))
+@pytest.mark.parametrize("files, content, command, said", cases("refused.tsv"))
 def test_what_is_refused_touches_nothing(small, refused, files, content, command, said):
     """refused.tsv: files that stand there, what they hold (| is a tab, ; the end of a line)."""
     for path in map(small.joinpath, files.split()):
@@ -63,7 +75,7 @@ def cut(path, size=-9):
 
 
 @pytest.mark.parametrize(
-    ("command", "output", "damage"),
+    "command, output, damage",
     [
         ("03_rerank.py --model models/tiny", "test/rerank.tsv", cut),
         (
@@ -214,7 +226,7 @@ def test_the_share_that_is_asked_for_is_held_out(split_by):
 NUMBERS = "0 1 2 0.5 7 -1 nan inf -0.5 1e400 99999999999999999999 x "
 
 
-@pytest.mark.parametrize(("command", "flag"), cases("numbers.tsv"))
+@pytest.mark.parametrize("command, flag", cases("numbers.tsv"))
 def test_any_number_ends_in_a_result_or_in_one_line(small, call, contents, command, flag):
     """Status 0, 2, or 3 where requests wait; no traceback; only the outputs named are changed."""
     before = contents(small, "new")

@@ -4,7 +4,7 @@ import json
 import sys
 
 import torch
-from conftest import LABELS, ROOT, RUN, cells, facts, jsonl, tiny, tsv
+from conftest import LABELS, NLI, ROOT, RUN, cells, facts, jsonl, tiny, tsv
 from sentence_transformers import CrossEncoder
 
 sys.path.insert(0, str(ROOT / "recipes"))
@@ -56,7 +56,7 @@ def test_one_judgement_a_label_is_drawn_and_claims_with_most_labels_lead(toy, pr
 
 def test_the_sentence_with_the_highest_probability_of_the_label_is_chosen(toy, program):
     """The verdicts on pairs of the claim and a sentence alone decide, by 05."""
-    tiny(toy / "nli", ["contradiction", "neutral", "entailment"])
+    tiny(toy / "nli", NLI)
     abstract = {"abstract_id": "1", "title": "Ice. Bears.", "abstract": " ".join(SENTENCES)}
     jsonl(toy / "data/demo/corpus.jsonl", abstract)
     evidence = [{"abstract_id": "1", "label": label} for label in LABELS[:2]]

@@ -3,9 +3,8 @@
 from math import log
 
 import pytest
-from conftest import LABELLED, RUN, facts, read, tsv
+from conftest import RUN, VERDICTS, cells, facts, read, tsv
 
-VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
 # sigmoid(log 3) = 3 / 4, sigmoid(0) = 1 / 2, sigmoid(-log 3) = 1 / 4
 SCORES = f"c3|1|1|{log(3)}; c3|2|2|0; c3|3|3|{-log(3)}; c4|2|1|0; c4|1|2|0"
 LABELS = """c3|1|1|9|NEI|0|0|1; c3|2|2|8|SUPPORTS|.6|.2|.2; c3|3|3|7|REFUTES|.1|.9|0;
@@ -38,7 +37,7 @@ def test_the_formula_by_hand(toy, combo):
     assert facts(combo("--alpha 0.25"))["made"] == []
 
 
-@pytest.mark.parametrize(("alpha", "order"), [(0, "123"), (0.5, "231"), (1, "321")])
+@pytest.mark.parametrize("alpha, order", cells("0|123; 0.5|231; 1|321"))
 def test_alpha_goes_from_the_reranker_to_the_verifier(toy, combo, alpha, order):
     facts(combo(f"--alpha {alpha} --out new.tsv"))
     assert read(toy / "new.tsv")["abstract_id"].tolist()[:3] == list(order)

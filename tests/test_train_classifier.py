@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CLAIMS, LABELS, QRELS, cells, facts, jsonl, kill_before, load, tiny, tsv
+from conftest import CLAIMS, LABELS, NLI, QRELS, cells, facts, jsonl, kill_before, load, tiny, tsv
 
 SCRIPT = "classifier.py"
 KIT = load("recipes/train/classifier.py")
 CLASSIFY = KIT.CLASSIFY
-NLI = ["contradiction", "neutral", "entailment"]
 
 
 def arguments(**other):

@@ -33,7 +33,7 @@ ROWS = {  # of a claim, by rank
 
 
 @pytest.mark.parametrize(
-    ("shape", "order", "expected"),
+    "shape, order, expected",
     [
         ("pairs", "best", ["evidence c p 1.0", "evidence c q 1.0", "hard c x 0.0", "easy c z 0.0"]),
         ("labels", "worst", ["hard c y NEI", "easy c z NEI"]),
@@ -50,7 +50,7 @@ def shown(example):
     return " ".join(map(str, example.values()))
 
 
-@pytest.mark.parametrize(("run", "qrels", "words", "left_out", "expected"), cases("mined.tsv"))
+@pytest.mark.parametrize("run, qrels, words, left_out, expected", cases("mined.tsv"))
 def test_what_is_mined(toy, call, run, qrels, words, left_out, expected):
     tsv(toy / "r.tsv", RUN, run)
     tsv(toy / "q.tsv", QRELS, qrels)
@@ -97,7 +97,7 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
         assert seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
 
 
-@pytest.mark.parametrize(("name", "run", "qrels", "words", "said"), cases("bad_mined.tsv"))
+@pytest.mark.parametrize("name, run, qrels, words, said", cases("bad_mined.tsv"))
 def test_what_gives_no_examples_is_refused(toy, refused, name, run, qrels, words, said):
     tsv(toy / name, RUN, run)
     tsv(toy / "q.tsv", QRELS, qrels)

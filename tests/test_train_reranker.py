@@ -17,7 +17,7 @@ TRAIN = "--model tiny --max-length 32 --batch-size 2 --lr 1e-3 --dev-split test 
 
 
 @pytest.mark.parametrize(
-    ("loss", "shape", "rows"),
+    "loss, shape, rows",
     cells("""bce|pairs|5; l1|pairs|5; bce|tuples|5; margin|tuples|3; lambda|tuples|2;
         softmax|tuples|2"""),
 )
@@ -127,7 +127,7 @@ def test_dev_is_the_ndcg_of_the_candidates(toy, call, depth):
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"), cells("--dev-run typo.tsv|typo.tsv: not found; --loss softmax|'positive'")
+    "flag, said", cells("--dev-run typo.tsv|typo.tsv: not found; --loss softmax|'positive'")
 )
 def test_no_dev_run_and_pairs_for_a_loss_on_tuples_are_refused(toy, refused, flag, said):
     tiny(toy / "tiny")
