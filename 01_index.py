@@ -106,8 +106,12 @@ def open_dense_encoder(model, args):
     """Open an encoder of dense vectors with the prompts and the pooling of the flags."""
     from sentence_transformers import SentenceTransformer
 
-    prompts = {"query": args.query_prompt, "document": args.document_prompt}
-    encoder = open_encoder(SentenceTransformer, model, args, prompts=prompts)
+    encoder = open_encoder(
+        SentenceTransformer,
+        model,
+        args,
+        prompts={"query": args.query_prompt, "document": args.document_prompt},
+    )
     if args.document_prompt is None and not encoder.prompts["document"]:
         # The configurations of E5 and others call this prompt "passage".
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
@@ -200,9 +204,9 @@ def features_of(ids, encoder, template):
     from torch.nn.utils.rnn import pad_sequence
 
     tokenizer = encoder.tokenizer
-    side = tokenizer.padding_side
-    padded = pad_sequence(ids, True, tokenizer.pad_token_id, side)  # True: texts come first
-    is_token = pad_sequence([torch.ones_like(row) for row in ids], True, 0, side)
+    # True: texts come first
+    padded = pad_sequence(ids, True, tokenizer.pad_token_id, tokenizer.padding_side)
+    is_token = pad_sequence([torch.ones_like(row) for row in ids], True, 0, tokenizer.padding_side)
     # In the order of TENSORS; token_type_ids are 0 for single texts.
     tensors = torch.stack([padded, is_token, torch.zeros_like(padded)]).to(encoder.device)
     return template | {name: made for name, made in zip(TENSORS, tensors) if name in template}
@@ -273,14 +277,20 @@ def save_shard(path, vectors, similarity):
 
 
 def encode_shards(encoder, texts, batch_size, args, parts):
-    """Encode the shards that are not in the folder parts yet; return the paths of all."""
+    """Encode the shards that are not in the folder parts yet.
+
+    Return the paths of all shards, and entries of meta.json.
+    """
     commit = encoder.model_card_data.base_model_revision  # None if the model is not on the hub
     shards = {}
     for start in range(0, len(texts), SHARD):
         shards[parts / f"{start}-{commit}.npz"] = texts[start : start + SHARD]
     # A shard that is cut short is no zip file, as .npz files are; it is made again.
     missing = {path: shard for path, shard in shards.items() if not zipfile.is_zipfile(path)}
-    pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
+    pool = None
+    if len(args.device or ()) > 1:
+        pool = encoder.start_multi_process_pool(args.device)
+        pool["input"].cancel_join_thread()  # else a dead process leaves this one waiting
     template = plain_features(encoder)
     if template and not pool:
         encoded = encode_ahead(missing.values(), encoder, template, batch_size)
@@ -295,17 +305,15 @@ def encode_shards(encoder, texts, batch_size, args, parts):
             )
             for shard in missing.values()
         )
-    try:
-        for vectors, path in zip(encoded, missing):
-            vectors = vectors.float().cpu()
-            if not vectors.half().float().sum().isfinite():
-                fail(args.corpus, "a vector is not finite in half precision; use --dtype fp32")
-            new = parts / "new.npz"  # renamed, as a call may be killed meanwhile
-            save_shard(new, vectors, encoder.similarity_fn_name)
-            new.rename(path)
-    finally:
-        if pool:  # else this process waits for ever for what a dead one should read
-            encoder.stop_multi_process_pool(pool)
+    for vectors, path in zip(encoded, missing):
+        vectors = vectors.float().cpu()
+        if not vectors.half().float().sum().isfinite():
+            fail(args.corpus, "a vector is not finite in half precision; use --dtype fp32")
+        new = parts / "new.npz"  # renamed, as a call may be killed meanwhile
+        save_shard(new, vectors, encoder.similarity_fn_name)
+        new.rename(path)
+    if pool:
+        encoder.stop_multi_process_pool(pool)
     limit = encoder.max_seq_length
     return list(shards), {
         "max_length": limit if limit < np.inf else None,  # static embeddings have none
@@ -850,7 +858,11 @@ def open_model(load, name, args, dtype="fp32", **options):
     try:
         model = load(name, **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"not loaded; train it, or name another (data/README.md, What loads): {error}")
+        fail(
+            name,
+            f"""not loaded; train it (recipes/train), or name another (data/README.md, What loads):
+            {error}""",
+        )
     if model.config:  # static embeddings have none
         tokenizer = model.tokenizer
         commit = model.model_card_data.base_model_revision

@@ -769,7 +769,11 @@ def open_model(load, name, args, dtype="fp32", **options):
     try:
         model = load(name, **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"not loaded; train it, or name another (data/README.md, What loads): {error}")
+        fail(
+            name,
+            f"""not loaded; train it (recipes/train), or name another (data/README.md, What loads):
+            {error}""",
+        )
     if model.config:  # static embeddings have none
         tokenizer = model.tokenizer
         commit = model.model_card_data.base_model_revision

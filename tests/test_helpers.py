@@ -83,10 +83,9 @@ def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     path.write_text(good)
     found = KIT.read_corpus(path)
     assert list(found) == ["7", "a"] and found["7"]["year"] == 1 and found["a"]["title"] == "b"
-    ids = ("null", '""', '"a\\tb"', '"a\\nb"', '"7"', '"\xe9"', '"\\ud83d"')
+    ids = ("null", '""', '"a\\tb"', '"a\\nb"', '"7"', '"\xe9"')
     lines = [f'{{"abstract_id": {text}}}' for text in ids]
-    half = '{"abstract_id": "9", "abstract": "\\ud83d"}'  # of a surrogate pair
-    for line in ("[]", "{", '{"abstract": ""}', half, *lines):
+    for line in ("[]", "{", '{"abstract": ""}', *lines):
         path.write_bytes(good.encode() + line.encode("latin-1"))
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
 

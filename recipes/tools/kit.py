@@ -168,6 +168,16 @@ def read_qrels(path, **known):
     return read_table(path, QRELS, label=LABELS, **known)[QRELS]
 
 
+def read_judged(claims_path, qrels_path, abstracts):
+    """Return claims, judgements, and a series {claim_id: abstract ids of its evidence}."""
+    claims = read_claims(claims_path)
+    qrels = read_qrels(qrels_path, claim_id=claims, abstract_id=abstracts)
+    if qrels.empty:
+        fail(qrels_path, "no judged pair")
+    evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
+    return claims, qrels, evidence
+
+
 def with_twins(qrels, claims, corpus):
     """Return judged pairs, and as TWIN those that can be no negatives because of their texts.
 

@@ -60,9 +60,14 @@ def read_evidence(path, corpus):
 
 def choose(evidence, args):
     """Add the field sentence to the entries of evidence."""
+    from sentence_transformers import CrossEncoder
+
     defaults = {"max_length": 512, "dtype": "auto", "fields": "abstract", "batch_size": None}
     flags = SimpleNamespace(**(vars(args) | defaults))
-    model = CLASSIFY.open_classifier(flags)
+    model = CLASSIFY.open_model(CrossEncoder, flags.model, flags, flags.dtype)
+    if not CLASSIFY.head_order(model.config):
+        kit.fail(flags.model, "its outputs are not the three labels; train it")
+    CLASSIFY.set_reader(model, flags, CLASSIFY.batch_size_of(flags))
     everything = [pair for _, pairs in evidence for pair in pairs]
     outputs, _ = CLASSIFY.outputs_of(model, everything)
     probabilities = CLASSIFY.probabilities_of(model, outputs)

@@ -23,6 +23,7 @@ Examples
 import contextlib
 import functools
 import re
+from fractions import Fraction
 
 import numpy as np
 import training
@@ -43,7 +44,7 @@ def read_pairs(claims_path, qrels_path, abstracts, examples=None):
     """Return a table of judged pairs and examples; gold: the index of the label."""
     import pandas as pd
 
-    claims, qrels, _ = training.read_judged(claims_path, qrels_path, abstracts)
+    claims, qrels, _ = kit.read_judged(claims_path, qrels_path, abstracts)
     rows = []
     for judgement in qrels.to_dict("records"):
         rows += rows_of(judgement, claims, abstracts)
@@ -56,24 +57,26 @@ def read_pairs(claims_path, qrels_path, abstracts, examples=None):
 def hold_out(table, args):
     """Split a table into pairs to train on and held-out pairs, stratified by label.
 
-    With --split-by claim, the pairs of a claim stay together.
+    With --split-by claim, the pairs of a claim stay together. --held-out 0.4 is two of five parts.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
+    part = Fraction(args.held_out).limit_denominator(20)
     splitter = StratifiedKFold
     groups = None
     if args.split_by == "claim":
         splitter = StratifiedGroupKFold
         groups = table["claim_id"]
-    if args.held_out:
-        with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs than folds, or one fold
-            folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
-            # Ties depend on the order of the labels: minus makes it that of the alphabet.
-            trained, held_out = next(folds.split(table, -table["gold"], groups))
-            if trained.size and held_out.size:
-                return table.iloc[trained], table.iloc[held_out]
+    is_held_out = np.zeros(len(table), bool)
+    with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs than folds, or one fold
+        folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
+        # Ties depend on the order of the labels: minus makes it that of the alphabet.
+        for _, rows in list(folds.split(table, -table["gold"], groups))[: part.numerator]:
+            is_held_out[rows] = True
+    if part and not 0 < is_held_out.sum() < len(table):
         kit.warn("--held-out", "too few pairs or claims for this share, so the last epoch is kept")
-    return table, table[:0]
+        is_held_out[:] = False
+    return table[~is_held_out], table[is_held_out]
 
 
 # ---------- Classes of different sizes
@@ -179,13 +182,15 @@ def freeze(network, what):
 
 
 # ---------- Training
-def assess(logits, gold):
+def assess(logits, gold, out):
     """Return F1 on held-out pairs beside that of the majority label, and a fitted temperature."""
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import f1_score, log_loss
 
     f1 = f1_score(gold, logits.argmax(axis=1), average="weighted")
     majority = f1_score(gold, np.full(len(gold), np.bincount(gold).argmax()), average="weighted")
+    if f1 <= majority:
+        kit.warn(out, "no better than the majority label; train longer, or start from an NLI model")
     log_t = 0.0
     if len(gold) >= 30:  # fewer cannot tell
         log_t = minimize_scalar(
@@ -238,7 +243,7 @@ def train(args):
         )
         if pairs:
             logits = CLASSIFY.outputs_of(model, pairs)[0][:, order]
-            summary |= assess(logits, held_out["gold"])
+            summary |= assess(logits, held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = summary.get("temperature", 1.0)
         return training.save_model(model, task, summary, args)
@@ -263,8 +268,8 @@ def add_train(add):
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
     add("--held-out", type=kit.share, default=0.1, help="""without --dev-split, hold this share of
-        the pairs out of training, rounded to one of a whole number of parts (0: none); the
-        epoch with the best F1 on them is kept, and they fit the temperature""")
+        the pairs out of training, rounded to a fraction with a denominator of at most 20 (0: none);
+        the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="keep the pairs of a claim together, or split single pairs")
     training.add_training(

@@ -46,7 +46,7 @@ def dev_evaluator(dev, abstracts, seed):
     """Return an evaluator of nDCG@10 in a small corpus: judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    claims, qrels, evidence = training.read_judged(*dev, abstracts)
+    claims, qrels, evidence = kit.read_judged(*dev, abstracts)
     drawn = np.random.default_rng(seed).permutation(list(abstracts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     corpus = {key: abstracts[key] for key in abstracts if key in pool}

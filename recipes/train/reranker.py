@@ -97,7 +97,7 @@ def dev_evaluator(dev, abstracts, depth):
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
     *judged, run_path = dev
-    claims, _, evidence = training.read_judged(*judged, abstracts)
+    claims, _, evidence = kit.read_judged(*judged, abstracts)
     run = kit.read_table(run_path, kit.RUN, claim_id=claims, abstract_id=abstracts)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     samples = []

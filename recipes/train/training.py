@@ -62,14 +62,6 @@ def dev_files(args, *others):
     return []
 
 
-def read_judged(claims_path, qrels_path, abstracts):
-    """Return claims, judgements, and a series {claim_id: abstract ids of its evidence}."""
-    claims = kit.read_claims(claims_path)
-    qrels = kit.read_qrels(qrels_path, claim_id=claims, abstract_id=abstracts)
-    evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    return claims, qrels, evidence
-
-
 # ---------- Checkpoints
 def newest_checkpoint(folder):
     """Return the newest checkpoint that is whole, or None.
