@@ -284,7 +284,7 @@ def encode_shards(encoder, texts, batch_size, args, parts):
     commit = encoder.model_card_data.base_model_revision  # None if the model is not on the hub
     shards = {}
     for start in range(0, len(texts), SHARD):
-        shards[parts / f"{start}-{commit}.npz"] = texts[start : start + SHARD]
+        shards[parts / f"{start}{commit or ''}.npz"] = texts[start : start + SHARD]
     # A shard that is cut short is no zip file, as .npz files are; it is made again.
     missing = {path: shard for path, shard in shards.items() if not zipfile.is_zipfile(path)}
     pool = None

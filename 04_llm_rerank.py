@@ -149,7 +149,7 @@ def order_in(text, n):
     The order is the JSON field "order"; else the whole reply, if it is a list; else its last chain
     of marks, such as [2] > [1]. The last chain does not count if an earlier one is longer, since
     then it is a remark about some of the abstracts, or if , ; or = joins its marks. No order counts
-    from 0, or is the example of the prompt, where there are more abstracts than it has.
+    from 0.
     """
     order = field_of(text, "order")
     if isinstance(order, list):
@@ -164,7 +164,7 @@ def order_in(text, n):
         if is_longest and not re.search(r"\]\s*[,;=]", last):
             answer = last
     numbers = [*map(int, re.findall(r"\d{1,6}", answer))]
-    if 0 in numbers or (n > 3 and numbers in EXAMPLES["listwise"]):
+    if 0 in numbers:
         return None
     return [number - 1 for number in dict.fromkeys(numbers) if number <= n] or None
 
@@ -928,7 +928,7 @@ THOUGHTS = re.compile(
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Arguments that change no output: it depends on the replies, whoever has given them.
-ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
+ASKING = "base_url batch_size concurrency requests retry_errors timeout".split()
 
 
 class Question(NamedTuple):
@@ -1039,9 +1039,9 @@ def reply_of(record):
 def read_replies(path):
     """Return {custom_id: Reply}; an error never replaces a completion."""
     replies = {}
-    for line in Path(path).read_text("utf-8-sig").split("\n"):
+    for line in Path(path).read_text("utf-8").split("\n"):
         with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
-            record = json.loads(line)
+            record = json.loads(line.lstrip("\ufeff"))
             reply = reply_of(record)
             if reply.choices or record["custom_id"] not in replies:
                 replies[record["custom_id"]] = reply

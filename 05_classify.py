@@ -1011,7 +1011,7 @@ THOUGHTS = re.compile(
 # What JSON of another shape than the expected one may raise
 MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 # Arguments that change no output: it depends on the replies, whoever has given them.
-ASKING = ("base_url", "batch_size", "concurrency", "requests", "retry_errors", "timeout")
+ASKING = "base_url batch_size concurrency requests retry_errors timeout".split()
 
 
 class Question(NamedTuple):
@@ -1122,9 +1122,9 @@ def reply_of(record):
 def read_replies(path):
     """Return {custom_id: Reply}; an error never replaces a completion."""
     replies = {}
-    for line in Path(path).read_text("utf-8-sig").split("\n"):
+    for line in Path(path).read_text("utf-8").split("\n"):
         with contextlib.suppress(*MALFORMED):  # a kill may have torn a line
-            record = json.loads(line)
+            record = json.loads(line.lstrip("\ufeff"))
             reply = reply_of(record)
             if reply.choices or record["custom_id"] not in replies:
                 replies[record["custom_id"]] = reply

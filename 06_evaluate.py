@@ -66,7 +66,8 @@ NOTES = {  # on measures whose names match this pattern
     "abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
     "^(P|R|F1|macro F1)$": "P, R and F1 are of labels, weighted by support; macro F1 is not.",
     "": "*: differs from the first run, p < 0.05 (paired randomisation test, Holm). A run without "
-    "rows for a tenth of the claims or more is not compared: no *, no bold.",
+    "rows for a tenth of the claims or more is not compared: no *, no bold; if it is the first, "
+    "no run is.",
 }
 LEGEND = "Below a value: its 95 % bootstrap interval over claims. Bold: the best run."
 TABLES = (".tsv", ".json", ".claims.tsv")  # endings of the files with numbers
@@ -664,9 +665,12 @@ def evaluate(args):
     has_value = cells["value"].notna().any()  # for some run
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
     corpus = read_corpus(corpus_path) if Path(corpus_path).exists() else {}
-    notes = notes_on(names, qrels, corpus, counts)
+    notes = notes_on(list(cells["value"]), qrels, corpus, counts)
     if not has_value.all():
-        notes.append(f"No run has a value of {', '.join(has_value.index[~has_value])}.")
+        notes += [
+            f"No run has a value of {', '.join(has_value.index[~has_value])}.",
+            "B-Pref needs claims with evidence and judged NEI pairs; P, R and F1 need labels.",
+        ]
     contents = tables_of(cells, components, claims, counts)
     if args.report:
         data = rankings(args, runs, qrels, components, corpus) | {"notes": [LEGEND, *notes]}

@@ -106,7 +106,9 @@ ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.split
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 TREC_LINE = re.compile(rf"(?:\S+\s+){{3}}{NUMBER}(\s+{NUMBER}\s.*)?", re.IGNORECASE)
 # A structure in place of a text, or its source text: FEVER's evidence, a list in a cell, ids alone
-NESTED = r"""(?s)[\d\[][\d\s,\[\]]*|[\[{]\s*(['"\[{]|\d+,).*[\]}]"""
+NESTED = (
+    r"""(?s)\d+([\s,]+\d+)+|\[[\d\s,\[\]]*\]|[\[{]\s*((['"]).*?\3\s*(?=[,:\]])|[\[{]|\d+,).*[\]}]"""
+)
 WARNINGS = []  # of this call
 
 
@@ -328,9 +330,7 @@ def parsed(path, number, text):
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
-    if (
-        "\\u" in text
-    ):  # an escape, which may be half of a surrogate pair, no character: it becomes ?
+    if "\\u" in text:  # an escape, which may be half of a surrogate pair: that becomes ?
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     return value
 

@@ -32,7 +32,7 @@ def test_the_arithmetic_of_training_by_hand():
     assert 7 * found[0] == pytest.approx([4, 2, 1])
     gold = np.repeat(range(3), [50, 30, 20])
     logits = 3 * np.log([[0.5, 0.3, 0.2]] * 100)
-    assert KIT.assess(logits, gold)["temperature"] == pytest.approx(3, rel=0.01)
+    assert KIT.assess(logits, gold, "new")["temperature"] == pytest.approx(3, rel=0.01)
 
 
 # The last prior is corrected twice, as in Kiepura & Lam 2025: shares like 1/3 / (.3, .1, .6)

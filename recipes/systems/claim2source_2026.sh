@@ -34,7 +34,7 @@ kit 02_retrieve.py $D --split train --claims $WORK/train/claims.both.tsv --retri
 kit recipes/train/mine.py $D $WORK/train/bm25.tsv --shape tuples --hard 4 --easy 4
 
 stage "1  GritLM-7B learns by LoRA, with attention in both directions (difference 51)"
-if [ -z "$SMALL" ] && [ ! -d $WORK/models/gritlm ]; then
+if [ -z "$SMALL" ]; then
   both_ways $GRITLM $WORK/models/gritlm
   GRITLM=$WORK/models/gritlm
 fi

@@ -1,15 +1,15 @@
 # The steps of claim2source_2026.sh, a function each. They take $PAPERS and the models from there.
-
 # both_ways MODEL OUT: a copy of an encoder in which tokens attend in both directions, with mean
-# pooling; GritLM then needs no code of its own
+# pooling, unless it is there; GritLM then needs no code of its own
 both_ways() {
-  python -c 'import sys
+  [ -d "$2" ] || python -c 'import os, sys
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 body = Transformer(sys.argv[1])
 body.config.is_causal = False
 pooling = Pooling(body.get_embedding_dimension(), "mean")
-SentenceTransformer(modules=[body, pooling], device="cpu").save_pretrained(sys.argv[2])' "$1" "$2"
+SentenceTransformer(modules=[body, pooling], device="cpu").save_pretrained(sys.argv[2] + ".new")
+os.rename(sys.argv[2] + ".new", sys.argv[2])' "$1" "$2"
 }
 
 # posts SPLIT: its posts in English; with the original before; with a label between both

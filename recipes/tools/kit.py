@@ -273,8 +273,8 @@ def answers_to(prompts, read, args):
     counts = Counter()
     answers = []
     for reply in LLM_RERANK.answers_to(questions, counts, args):
-        read = [answer for answer in reply.answers if answer]
-        answers.append(read[0] if read else None)
+        found = [answer for answer in reply.answers if answer is not None]
+        answers.append(found[0] if found else None)
     return answers, dict(counts)
 
 

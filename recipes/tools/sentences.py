@@ -62,7 +62,7 @@ def choose(evidence, args):
     """Add the field sentence to the entries of evidence."""
     from sentence_transformers import CrossEncoder
 
-    defaults = {"max_length": 512, "dtype": "auto", "fields": "abstract", "batch_size": None}
+    defaults = {"max_length": 512, "dtype": "auto", "batch_size": None}
     flags = SimpleNamespace(**(vars(args) | defaults))
     model = CLASSIFY.open_model(CrossEncoder, flags.model, flags, flags.dtype)
     if not CLASSIFY.head_order(model.config):

@@ -75,6 +75,8 @@ def main():
     if metrics.exists():
         missing = kit.read_metrics(metrics, "counts")["claims without rows"]
         for run in missing.index[missing >= len(table.loc[runs[0]]) / 10]:
+            if run == runs[0]:
+                kit.fail(run, "the first run lacks rows for a tenth of the claims or more")
             kit.warn(run, "left out, without rows for a tenth of the claims or more")
             runs = runs.drop(run)
     if len(runs) < 2:

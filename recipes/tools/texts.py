@@ -3,7 +3,7 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "spacy==3.8.18", "transformers==5.23.0"]
 # ///
 """
-Copy a data folder with other texts: abstracts without titles, or terms for BM25.
+Copy a data folder with other texts: without titles, with named fields, or terms for BM25.
 
 Without flags, the copy has abstracts alone, as ClimateCheck's papers index and judge them.
 
@@ -126,7 +126,7 @@ def described(record, most):
     authors = record.get("authors") or ""
     if isinstance(authors, str):
         authors = authors.split(";")
-    names = [name.split(",")[0].strip() for name in authors]
+    names = [name.split(",")[0].strip() for name in authors if name.strip()]
     del names[most:-most]
     texts = {"venue": kit.text_of(record, ["venue"]), "authors": ", ".join(names)}
     return record | {field: f"{field.title()}: {text}" for field, text in texts.items() if text}
@@ -191,6 +191,8 @@ def main():
     corpus = Path(args.data, "corpus.jsonl")
     tables = sorted([*corpus.parent.glob("claims.*.tsv"), *corpus.parent.glob("qrels.*.tsv")])
     models = [name for name in (args.lemmas, args.tokenizer) if name]
+    if args.described and (models or args.bigrams or args.digits > 1):
+        kit.fail("--described", "the other flags make terms; copy the copy with them")
     task = kit.task_of(args, corpus, *tables, models=models)
     kit.check_outs(args.out, inputs=[args.data], is_folder=True)
     if not kit.up_to_date(args, task, args.out, is_folder=True):
