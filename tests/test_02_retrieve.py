@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import bm25s
 import layouts
@@ -85,9 +86,11 @@ def test_vectors_of_other_dimensions_and_equal_scores(toy, call, monkeypatch, ca
     assert facts(done) and "all scores are equal for 3 of 3 claims" in done.stderr
     search = KIT.search_dense
     monkeypatch.setitem(search.__globals__, "encode_claims", lambda *_: torch.ones(1, 3))
+    index = toy / "work/demo/index/dense"
+    job = SimpleNamespace(job="retrieve", function=lambda _: list(search(index, {}, ["ice"], None)))
     with pytest.raises(SystemExit, match="2"):
-        list(search(toy / "work/demo/index/dense", {}, ["ice"], None))
-    assert "dense: its model has other dimensions now" in capsys.readouterr().err
+        KIT.run_job(job)
+    assert "error: retrieve: mat1 and mat2 shapes" in capsys.readouterr().err
 
 
 def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, call, refused):

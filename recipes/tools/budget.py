@@ -168,6 +168,7 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, and True if it is tr
     ],
     "claim2source_2026": [
         ("training, 4 epochs of 1 + 9", "GritLM-7B", 4 * 10 * TRAIN_2026, 256, True),
+        ("dense index, posts of test", "GritLM-7B", PAPERS_2026 + TEST_2026, ABSTRACT),
         ("reranking 100 a post", "8B", TEST_2026 * 100, PAIR + PROMPT),
     ],
     "climatesense_2026": [
