@@ -121,8 +121,11 @@ def open_dense_encoder(model, args):
             f"""its prompts {[*encoder.prompts][2:]} are not used; choose by --query-prompt and
             --document-prompt""",
         )
-    if not encoder.module_kwargs and encoder[-1].pooling_mode == "lasttoken":
-        warn(model, "its files name no pooling; for a decoder, this is the last token's vector")
+    if not encoder.module_kwargs:  # else modules.json is there
+        warn(
+            model,
+            f"its files name no pooling, so it is {getattr(encoder[-1], 'pooling_mode', None)}",
+        )
     if args.pooling == "chunks":
         pool_chunks(encoder)
     return encoder
@@ -167,8 +170,8 @@ def pool_logits(activation, features):
 
 # ---------- Vectors of shards
 # The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
-# encode_ahead() makes the same vectors in less time: a thread tokenises the next shards while one
-# is encoded, and batches are made from token ids.
+# encode_ahead() makes the same vectors in less time: a thread tokenises all shards ahead, and batches
+# are made from token ids.
 def token_ids(encoder, texts):
     """Return the token ids of texts, each with the prompt of documents: [int64 tensor]."""
     import torch
@@ -220,7 +223,7 @@ def plain_features(encoder):
     """
     tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
     if not tokenizer or getattr(encoder, "max_active_dims", None):
-        return
+        return None
     # This call also tells the tokenizer at which length it truncates.
     template = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
     tokenizer.no_padding()
@@ -228,6 +231,7 @@ def plain_features(encoder):
     is_same = [made[name].tolist() == template[name].tolist() for name in TENSORS if name in made]
     if all(is_same) and template.keys() <= {*TENSORS, "modality", "prompt_length"}:
         return template
+    return None
 
 
 def encode(batch_size, ids, encoder, template):
@@ -372,7 +376,7 @@ def index(args):
     for kind in args.indexes:
         build, deciding = INDEXES[kind]
         arguments = {name: vars(args)[name] for name in ("fields", "separator", *deciding)}
-        model = str(arguments.get(f"{kind}_model"))  # None for BM25
+        model = str(arguments.get(f"{kind}_model"))  # "None" for BM25
         task = task_of(argparse.Namespace(**arguments), args.corpus, models=[model])
         if not up_to_date(args, task, f"{args.out}/{kind}", is_folder=True):
             tasks[kind] = (build, task, model)
@@ -866,9 +870,9 @@ def open_model(load, name, args, dtype="fp32", **options):
     if model.config:  # static embeddings have none
         tokenizer = model.tokenizer
         commit = model.model_card_data.base_model_revision
-        path = load_file_path(name, "tokenizer.json", revision=commit)
+        path = load_file_path(tokenizer.name_or_path, "tokenizer.json", revision=commit)
         # For some classes of tokenizers, transformers 5 takes the vocabulary alone from this file.
-        if path and not getattr(model[0], "do_lower_case", None):
+        if path and tokenizer.is_fast and not getattr(model[0], "do_lower_case", None):
             file = Tokenizer.from_file(path)
             tokenizer.backend_tokenizer.normalizer = file.normalizer
             tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer

@@ -153,7 +153,7 @@ def search(kind, claims, inputs, args):
     for claim_id, scores in zip(claims, scores_of(folder, meta, list(claims.values()), args)):
         if not np.isfinite(scores).all():
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
-        equal += np.ptp(scores) == 0
+        equal += np.ptp(scores) < 1e-5
         if args.restrict:
             is_other = np.ones(len(scores), bool)
             is_other[candidates.get(claim_id, [])] = False
@@ -762,9 +762,9 @@ def open_model(load, name, args, dtype="fp32", **options):
     if model.config:  # static embeddings have none
         tokenizer = model.tokenizer
         commit = model.model_card_data.base_model_revision
-        path = load_file_path(name, "tokenizer.json", revision=commit)
+        path = load_file_path(tokenizer.name_or_path, "tokenizer.json", revision=commit)
         # For some classes of tokenizers, transformers 5 takes the vocabulary alone from this file.
-        if path and not getattr(model[0], "do_lower_case", None):
+        if path and tokenizer.is_fast and not getattr(model[0], "do_lower_case", None):
             file = Tokenizer.from_file(path)
             tokenizer.backend_tokenizer.normalizer = file.normalizer
             tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer

@@ -11,7 +11,8 @@ Rerank the candidates of a run with a cross-encoder or another reranker.
 
 Reads   a run, claims, corpus, and with --graph a neighbour graph
 Writes  rerank.tsv; OUT.parts/: finished scores, from which the same call resumes
-Prints  one line of JSON: pairs, truncated pairs, rows, candidates of the run that are left out
+Prints  one line of JSON: pairs, truncated pairs (not with --base-url), rows, candidates of the run
+        that are left out
 
 recipes/train/reranker.py trains a cross-encoder. Functions that several scripts share stand at the
 end, in marked blocks: edit the first copy, then tests/tools/blocks.py --fix.
@@ -235,7 +236,7 @@ def endpoint_scores(args, table, texts, path):
         if errors:  # further calls would fail, too
             return
         claims, documents = zip(*paired_texts(table.iloc[numbers], texts))
-        body = {"model": args.model, "query": claims[0], "top_n": len(numbers), field: documents}
+        body = {"model": args.model, "query": claims[0], field: documents}
         reply = ""
         try:
             reply = client.post("/rerank", cast_to=object, body=body | args.extra)
@@ -366,7 +367,7 @@ def rerank(args):
         table = score(candidates[is_within], parts / "scores")
         if graph:
             table = with_neighbours(table, graph, score, parts, args)
-        counts = table.groupby("claim_id")["score"].agg(["size", "nunique"])
+        counts = table.round(7).groupby("claim_id")["score"].agg(["size", "nunique"])
         different = counts["nunique"][counts["size"] > 1]
         equal = (different == 1).sum()
         if equal:
@@ -777,9 +778,9 @@ def open_model(load, name, args, dtype="fp32", **options):
     if model.config:  # static embeddings have none
         tokenizer = model.tokenizer
         commit = model.model_card_data.base_model_revision
-        path = load_file_path(name, "tokenizer.json", revision=commit)
+        path = load_file_path(tokenizer.name_or_path, "tokenizer.json", revision=commit)
         # For some classes of tokenizers, transformers 5 takes the vocabulary alone from this file.
-        if path and not getattr(model[0], "do_lower_case", None):
+        if path and tokenizer.is_fast and not getattr(model[0], "do_lower_case", None):
             file = Tokenizer.from_file(path)
             tokenizer.backend_tokenizer.normalizer = file.normalizer
             tokenizer.backend_tokenizer.pre_tokenizer = file.pre_tokenizer

@@ -106,9 +106,7 @@ ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.split
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 TREC_LINE = re.compile(rf"(?:\S+\s+){{3}}{NUMBER}(\s+{NUMBER}\s.*)?", re.IGNORECASE)
 # A structure in place of a text, or its source text: FEVER's evidence, a list in a cell, ids alone
-NESTED = (
-    r"""(?s)\d+([\s,]+\d+)+|\[[\d\s,\[\]]*\]|[\[{]\s*((['"]).*?\3\s*(?=[,:\]])|[\[{]|\d+,).*[\]}]"""
-)
+NESTED = r"""(?s)\d+([\s,]+\d+)+|\[[\d\s,\[\]]*\]|[\[{]\s*((['"]).*?\3\s*(?=[,:\]])|[\[{]).*[\]}]"""
 WARNINGS = []  # of this call
 
 
@@ -756,11 +754,11 @@ def convert(args):
 
 # ---------------------------------------------------------------- Command line
 def name_pairs(text):
-    """Return {name of the file, in lower case: ours} of --columns or --labels."""
+    """Return {name of the file: ours} of --columns or --labels, in lower case."""
     names = {}
-    for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
+    for pair in re.split(r",(?=\s*\w+=)", text.lower()):  # a label may hold a comma
         ours, equals, theirs = map(str.strip, pair.partition("="))
-        if not equals or names.setdefault(theirs.lower(), ours) != ours:
+        if not equals or names.setdefault(theirs, ours) != ours:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
             )

@@ -161,7 +161,10 @@ def with_head(name, **options):
         options["model_kwargs"]["ignore_mismatched_sizes"] = True
     model = CrossEncoder(name, **options)
     if model.num_labels != 3:
-        kit.fail(name, "its modules.json has a head of its own; start from the encoder below it")
+        kit.fail(
+            name,
+            "its modules.json has a head of its own; name the encoder that it was trained from",
+        )
     if is_new:
         model.config.stance_claim_first = True
     return model

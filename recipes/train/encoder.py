@@ -6,7 +6,7 @@
 # ]
 # ///
 """
-Fine-tune the dense encoder on mined examples, with a warm-up over the first tenth of the steps.
+Fine-tune the dense encoder on mined examples.
 
 Reads   examples of mine.py --shape tuples, claims, corpus.jsonl; claims and qrels of a dev split
 Writes  models/encoder/

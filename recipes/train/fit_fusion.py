@@ -113,7 +113,9 @@ def fit(args):
     fusions = all_fusions(len(runs))
     values = try_fusions(sample_runs, fusions, sample, measure)
     held_out = held_out_value(values)
-    print(f"{held_out:.4f}  in {FOLDS}-fold cross-validation; best (ties may differ in 02 fuse):")
+    print(
+        f"{held_out:.4f}  in {FOLDS}-fold cross-validation; the best (in 02 fuse, ties may differ):"
+    )
     finalists = np.argsort(-values.mean(axis=1), kind="stable")[:FINALISTS]
     fusions = [fusions[number] for number in sorted(finalists)]
     values = try_fusions(runs, fusions, qrels, measure)

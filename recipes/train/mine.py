@@ -7,7 +7,7 @@
 """
 Mine training examples: evidence, and negatives from a run and the corpus.
 
-Reads   a run, qrels, corpus.jsonl
+Reads   a run, claims, qrels, corpus.jsonl
 Writes  examples.jsonl, for encoder.py, reranker.py and classifier.py (data/README.md has its
         fields)
 Prints  JSON on the last line; left_out counts candidates that are likely evidence, by rank, score
@@ -111,10 +111,9 @@ def mine(args):
     task = kit.task_of(args, *inputs)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    claims = kit.read_claims(args.claims)
     corpus = kit.read_corpus(args.corpus)
     easy = list(corpus)
-    qrels = kit.read_qrels(args.qrels, claim_id=claims, abstract_id=easy)
+    claims, qrels, _ = kit.read_judged(args.claims, args.qrels, easy)
     run = qrels[:0].assign(rank=0, score=0.0)
     if needs_run:
         run = kit.read_table(args.run, kit.RUN, abstract_id=easy)[kit.RUN]

@@ -174,7 +174,7 @@ def fine_tune(folder, args, model, data, loss, evaluator, measure, **settings):
         "gradient_accumulation_steps": args.accumulate,
         "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
         "learning_rate": args.lr,
-        "lr_scheduler_type": args.schedule,
+        "lr_scheduler_type": args.schedule.replace("constant", "constant_with_warmup"),
         "warmup_steps": args.warmup,
         "weight_decay": args.weight_decay,
         "seed": args.seed,
@@ -247,7 +247,7 @@ def add_training(
     add("--schedule", choices=("constant", "linear", "cosine"), default=schedule,
         help="keep the learning rate, or let it fall to 0 linearly or by a cosine")
     add("--warmup", type=kit.share, default=warmup,
-        help="raise the learning rate from 0 over this share of the steps")
+        help="raise the learning rate from 0 over this share of the steps, below 1")
     add("--weight-decay", type=kit.amount, default=weight_decay,
         help="weight decay of AdamW")
     add("--batch-size", type=kit.count, default=batch_size,
