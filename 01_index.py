@@ -170,8 +170,8 @@ def pool_logits(activation, features):
 
 # ---------- Vectors of shards
 # The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
-# encode_ahead() makes the same vectors in less time: a thread tokenises all shards ahead, and batches
-# are made from token ids.
+# encode_ahead() makes the same vectors in less time: a thread tokenises all shards ahead, and
+# batches are made from token ids.
 def token_ids(encoder, texts):
     """Return the token ids of texts, each with the prompt of documents: [int64 tensor]."""
     import torch
