@@ -754,11 +754,11 @@ def convert(args):
 
 # ---------------------------------------------------------------- Command line
 def name_pairs(text):
-    """Return {name of the file: ours} of --columns or --labels, in lower case."""
+    """Return {name of the file, in lower case: ours} of --columns or --labels."""
     names = {}
-    for pair in re.split(r",(?=\s*\w+=)", text.lower()):  # a label may hold a comma
+    for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
         ours, equals, theirs = map(str.strip, pair.partition("="))
-        if not equals or names.setdefault(theirs, ours) != ours:
+        if not equals or names.setdefault(theirs.lower(), ours) != ours:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
             )
@@ -784,8 +784,9 @@ def main():
         or abstract_id; equal texts get equal ids, in all files""")
     add("--drop-empty", action="store_true",
         help="leave out rows whose claim or abstract is empty, whatever is made of the file")
-    add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
-        help="read our column OURS from the file's column THEIRS (default: the names above)")
+    add("--columns", type=lambda text: name_pairs(text.lower()), default={},
+        metavar="OURS=THEIRS,...", help="""read our column OURS from the file's column THEIRS
+        (default: the names above)""")
     add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
         for several (default: common spellings of supports, refutes, not enough info)""")

@@ -434,7 +434,7 @@ def command_line(sources):
         add = job.add_argument
         if name == "join":
             add("out", metavar="OUT", help="write to this new folder")
-        if name in ("beir", "split", "join"):
+        if name in "beir split join".split():
             add("source", metavar="FOLDER", type=Path, help="read this folder")
         if name == "join":
             add("others", metavar="FOLDER", type=Path, nargs="+", help="read this one, too")

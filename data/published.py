@@ -133,15 +133,12 @@ def read_climatecheck(source, args):
             gold.append(path)
         else:
             claims[path] = name
-    public = {
-        "train": ("claim_id", "claim", "abstract_id", "annotation"),
-        "test": ("claim_id", "claim"),
-    }
+    public = {"train": "claim_id claim abstract_id annotation", "test": "claim_id claim"}
     for split, fields in public.items():
         paths = [path for path in claims if path.name.startswith(split)]
         of_edition = [path for path in paths if args.edition in claims[path]]
         for path in of_edition or paths:
-            for record in read_records(path, *fields):
+            for record in read_records(path, *fields.split()):
                 yield split, climatecheck_row(record)
     for path in gold:
         for record in read_records(path, "claim_id", "annotation"):
