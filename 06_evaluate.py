@@ -82,14 +82,14 @@ warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN here, which mean
 # ---------- Runs beside judgements
 @functools.cache
 def digest_once(path):
-    """Return the digest of a file, such as a corpus that several runs were made from."""
+    """Return the digest of a file or folder, such as an index that several runs were made from."""
     return digest(path)
 
 
 def warn_of_changes(path):
     """Warn if a file that this one was made from is another one now, as the sidecar tells."""
     for name, sha256 in sidecar_of(path).get("inputs", {}).items():
-        if Path(name).is_file() and digest_once(name) != sha256:
+        if Path(name).exists() and digest_once(name) != sha256:
             warn(path, f"{name} has changed since this was made; make it again")
 
 

@@ -249,13 +249,16 @@ def test_a_run_without_rows_for_a_tenth_of_the_claims_is_not_compared(toy, call)
 def test_what_was_made_from_another_file_is_told(toy, call):
     facts(call("02_retrieve.py", f"fuse {HYBRID} --out a.tsv", cwd=toy))
     jsonl(toy / "work/demo/test/claims.jsonl", {"claim_id": "c3", "verdict": "DISPUTED"})
-    made = {"inputs": {"a.tsv": "another digest", "gone.tsv": "its digest"}}
+    made = {"inputs": {"a.tsv": "another digest", "data": "another one", "gone.tsv": "its digest"}}
     jsonl(toy / "work/demo/test/claims.jsonl.meta.json", made)
-    warnings = ["work/demo/test/claims.jsonl: a.tsv has changed since this was made; make it again"]
+    warnings = [
+        "work/demo/test/claims.jsonl: a.tsv has changed since this was made; make it again",
+        "work/demo/test/claims.jsonl: data has changed since this was made; make it again",
+    ]
     words = "a.tsv --report page.html"
     for stale in ([], ["a.tsv: work/demo/test/hybrid.tsv has changed since this was made; make"]):
         lines = call(SCRIPT, words, cwd=toy).stderr.splitlines()
-        assert len(lines) == len(stale) + 1
+        assert len(lines) == len(stale) + len(warnings)
         for line, said in zip(lines, [*stale, *warnings]):
             assert line.startswith(f"warning: {said}")
         (toy / HYBRID).write_text((toy / HYBRID).read_text() + "\n")
