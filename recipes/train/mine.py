@@ -12,7 +12,8 @@ Writes  examples.jsonl, for encoder.py, reranker.py and classifier.py (data/READ
         fields)
 Prints  JSON on the last line; left_out counts candidates that are likely evidence, by rank, score
         or text: the text of evidence under another id, or of a claim of the same words, is no
-        negative, and neither is an abstract that is the claim itself
+        negative, and neither is an abstract that is the claim itself (--shape scores, which has
+        no negatives, keeps them all)
 
 Examples
     python recipes/train/mine.py --hard 2 --easy 2
